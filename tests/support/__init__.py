@@ -1,0 +1,1 @@
+"""Helpers shared by the test tiers; nothing here is a test."""
