@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from support.golden import VECTORS
 
 from kvatlas.hashing import (
     Lora,
@@ -20,6 +19,7 @@ from kvatlas.hashing import (
 )
 from kvatlas.hashing.cbor import encode_hash_block
 from kvatlas.hashing.vllm import _pickle_hash_block
+from support.golden import VECTORS
 
 GOLDEN = json.loads((VECTORS / "hashing-vllm.json").read_text())
 

@@ -27,6 +27,7 @@ __all__ = ["BlockKeyHasher"]
 
 _BYTES_PER_TOKEN = 8
 _SEED_LIMIT = 1 << 64
+_OFFSET_LIMIT = 1 << 63
 _block_head = struct.Struct("<cQI").pack
 _field_head = struct.Struct("<cI").pack
 _offset = struct.Struct("<q").pack
@@ -45,7 +46,10 @@ def _encode_extras(extras: BlockExtras) -> bytes:
     fields = []
     if extras.lora_name is not None:
         fields.append(_field(b"l", _text(extras.lora_name)))
-    fields.extend(_field(b"m", _offset(offset) + _text(identifier)) for identifier, offset in extras.multimodal)
+    for identifier, offset in extras.multimodal:
+        if not -_OFFSET_LIMIT <= offset < _OFFSET_LIMIT:
+            raise HashingError(f"a multimodal offset must fit a signed 64-bit integer, got {offset}")
+        fields.append(_field(b"m", _offset(offset) + _text(identifier)))
     if extras.cache_salt:
         fields.append(_field(b"s", _text(extras.cache_salt)))
     if extras.prompt_embeds_digest is not None:
