@@ -4,6 +4,15 @@ Sans-IO: no sockets, no clock, no asyncio live here. `kvatlas.stream` carries th
 meaning.
 """
 
+from kvatlas.events.codec import (
+    DEFAULT_LIMITS,
+    DecodedBatch,
+    DecodeLimits,
+    decode_batch,
+    encode_batch,
+    encode_event,
+    peek_ts,
+)
 from kvatlas.events.model import (
     AllBlocksCleared,
     BlockHandle,
@@ -17,13 +26,20 @@ from kvatlas.events.model import (
 )
 
 __all__ = [
+    "DEFAULT_LIMITS",
     "AllBlocksCleared",
     "BlockHandle",
     "BlockRemoved",
     "BlockStored",
+    "DecodeLimits",
+    "DecodedBatch",
     "Event",
     "EventBatch",
     "TokenIds",
+    "decode_batch",
+    "encode_batch",
+    "encode_event",
     "is_bigram",
+    "peek_ts",
     "plain_token_ids",
 ]

@@ -1,7 +1,7 @@
 """The three things an engine says about its prefix cache, and the batch that carries them.
 
-The structs are the wire form itself, so nothing is translated on the hot path: fields keep the engine's order, because the
-order of the fields is the order of the bytes. `codec.encode_batch` puts the last touch on them.
+The structs are the wire form itself, so nothing is translated on the hot path: fields keep the engine's order, because
+the order of the fields is the order of the bytes. `codec.encode_batch` puts the last touch on them.
 """
 
 from collections.abc import Sequence
