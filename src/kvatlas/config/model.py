@@ -1,0 +1,98 @@
+"""The settings of `kvatlas serve`. Every field's comment is the text of the generated table in docs/config.md."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+__all__ = ["ServeConfig", "WorkerConfig"]
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine: where it answers HTTP and where it publishes its KV events."""
+
+    url: Annotated[str, _doc("Base URL of the engine, e.g. http://10.0.0.5:8000.")]
+    events: Annotated[
+        str | None,
+        _doc("ZMQ endpoint of its KV events, e.g. tcp://10.0.0.5:5557. Without it the worker is routed by load only."),
+    ] = None
+    replay: Annotated[
+        str | None,
+        _doc(
+            "ZMQ endpoint that replays missed batches, e.g. tcp://10.0.0.5:5558. "
+            "Without it the first gap leaves the worker `partial`."
+        ),
+    ] = None
+    topic: Annotated[str, _doc("Prefix of the event topics to subscribe to; empty takes all.")] = ""
+    rank: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Data-parallel rank behind this URL. Sent to the engine as X-data-parallel-rank when above 0.",
+        ),
+    ] = 0
+    block_size: Annotated[
+        PositiveInt | None, _doc("Tokens per KV block. Learnt from the engine's metrics or its events when not given.")
+    ] = None
+    copy_mode: Annotated[
+        str,
+        Meta(
+            pattern="^(count|set)$",
+            description="`count`: every repeated store is one more physical copy (vLLM). "
+            "`set`: repeated stores are re-announcements.",
+        ),
+    ] = "count"
+    models: Annotated[tuple[str, ...], _doc("Names of the models it serves. Asked from /v1/models when empty.")] = ()
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything `kvatlas serve` can be told."""
+
+    workers: Annotated[tuple[WorkerConfig, ...], _doc("The engines behind this gateway.")] = ()
+    host: Annotated[str, _doc("Address the gateway listens on.")] = "0.0.0.0"  # noqa: S104 - a gateway is for others; the admin port is not
+    port: Annotated[Port, _doc("Port of the OpenAI-compatible gateway; 0 takes a free one.")] = 8080
+    admin_host: Annotated[
+        str,
+        _doc("Address of the admin app (metrics, workers, decisions). Keep it private: it has no authentication yet."),
+    ] = "127.0.0.1"
+    admin_port: Annotated[Port, _doc("Port of the admin app; 0 takes a free one.")] = 9090
+    policy: Annotated[str, _doc("How a worker is picked: cost, round_robin, random, least_loaded, longest_prefix.")] = (
+        "cost"
+    )
+    tokenizer: Annotated[
+        str | None,
+        _doc(
+            "Folder or hub name of the model's tokenizer. "
+            "Without it prompts are tokenised by the engine's own /tokenize."
+        ),
+    ] = None
+    seed: Annotated[int | None, _doc("Seed of random choices and of block keys; unset draws one at start.")] = None
+    prefill_tokens_per_s: Annotated[
+        PositiveFloat, _doc("First guess of an engine's prefill speed; measured times replace it.")
+    ] = 8000.0
+    decode_step_s: Annotated[PositiveFloat, _doc("First guess of one decode step's duration, in seconds.")] = 0.02
+    health_interval_s: Annotated[PositiveFloat, _doc("Pause between two health checks of an engine.")] = 2.0
+    health_timeout_s: Annotated[PositiveFloat, _doc("How long one health check may take.")] = 2.0
+    health_failures: Annotated[PositiveInt, _doc("Failed checks in a row after which an engine gets no traffic.")] = 2
+    max_body_bytes: Annotated[PositiveInt, _doc("Largest request body; a larger one is answered with 413.")] = (
+        64 * 1024 * 1024
+    )
+    connect_timeout_s: Annotated[PositiveFloat, _doc("How long a connection to an engine may take.")] = 5.0
+    first_byte_timeout_s: Annotated[PositiveFloat, _doc("How long an engine may take to its first response byte.")] = (
+        600.0
+    )
+    idle_timeout_s: Annotated[PositiveFloat, _doc("How long a response may pause between two reads.")] = 600.0
+    drain_s: Annotated[PositiveFloat, _doc("How long running requests may take to end after SIGTERM.")] = 30.0
+    decision_log_size: Annotated[PositiveInt, _doc("Decision records kept in memory.")] = 10_000
+    render_timeout_s: Annotated[
+        PositiveFloat, _doc("How long the engine's /tokenize may take before the request is routed without the index.")
+    ] = 2.0

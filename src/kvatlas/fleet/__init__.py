@@ -1,0 +1,29 @@
+"""The workers behind a router: their event streams, health, load and how far each can be believed.
+
+Here: what turns configuration into live workers and keeps their state fresh. Not here: choosing among them (routing)
+and carrying requests (gateway).
+"""
+
+from kvatlas.fleet.audit import PredictionAudit
+from kvatlas.fleet.fleet import Fleet
+from kvatlas.fleet.health import HealthMonitor, parse_gauges
+from kvatlas.fleet.load import LoadLedger, Ticket
+from kvatlas.fleet.source import EventSource, SourceStats
+from kvatlas.fleet.trust import Trust, TrustState
+from kvatlas.fleet.worker import EngineGauges, Worker, worker_id_of
+
+__all__ = [
+    "EngineGauges",
+    "EventSource",
+    "Fleet",
+    "HealthMonitor",
+    "LoadLedger",
+    "PredictionAudit",
+    "SourceStats",
+    "Ticket",
+    "Trust",
+    "TrustState",
+    "Worker",
+    "parse_gauges",
+    "worker_id_of",
+]

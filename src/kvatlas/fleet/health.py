@@ -1,0 +1,142 @@
+"""Is an engine alive, what does it serve, how busy does it say it is: asked over HTTP, outside the data path."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+
+from kvatlas.fleet.worker import EngineGauges, Worker
+
+__all__ = ["HealthMonitor", "parse_gauges"]
+
+_SAMPLE = re.compile(r"^(vllm:[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+|NaN)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MAX_METRICS_BYTES = 8 * 1024 * 1024
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelCard]
+
+
+class HealthMonitor:
+    """Checks one worker for as long as it runs.
+
+    Args:
+        on_block_size: told the engine's block size when its metrics name it.
+        failures: checks that must fail in a row before a worker that was healthy gets no traffic.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        session: aiohttp.ClientSession,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        failures: int,
+        on_block_size: Callable[[str, int], None],
+    ) -> None:
+        self._worker = worker
+        self._session = session
+        self._interval_s = interval_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._failures = failures
+        self._on_block_size = on_block_size
+        self._soon = asyncio.Event()
+
+    async def run(self) -> None:
+        """Check for ever. Cancel to stop."""
+        while True:
+            await self.check()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), self._interval_s)
+            self._soon.clear()
+
+    def check_soon(self) -> None:
+        """Ask for a check now, e.g. because a connection to the engine has just failed."""
+        self._soon.set()
+
+    async def check(self) -> None:
+        """One round: health first, then models and metrics. Never raises for the engine's faults."""
+        worker = self._worker
+        try:
+            status = await self._status("/health")
+            if status != 200:
+                self._failed(f"GET /health answered {status}")
+                return
+            if not worker.models:
+                worker.models = worker.config.models or await self._models()
+            await self._scrape()
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._failed(f"{type(error).__name__}: {error}" if str(error) else f"no answer in {self._timeout.total} s")
+            return
+        worker.failed_checks = 0
+        worker.healthy = True
+        worker.health_reason = "GET /health answered 200"
+
+    def _failed(self, reason: str) -> None:
+        worker = self._worker
+        worker.failed_checks += 1
+        worker.health_reason = reason
+        if worker.failed_checks >= self._failures:
+            worker.healthy = False
+            worker.models = worker.config.models
+
+    async def _status(self, path: str) -> int:
+        async with self._session.get(self._worker.base_url + path, timeout=self._timeout) as response:
+            return response.status
+
+    async def _models(self) -> tuple[str, ...]:
+        async with self._session.get(self._worker.base_url + "/v1/models", timeout=self._timeout) as response:
+            if response.status != 200:
+                return ()
+            return tuple(card.id for card in msgspec.json.decode(await response.read(), type=_ModelList).data)
+
+    async def _scrape(self) -> None:
+        async with self._session.get(self._worker.base_url + "/metrics", timeout=self._timeout) as response:
+            if response.status != 200:
+                return
+            raw = await response.content.read(_MAX_METRICS_BYTES)
+        block_size = parse_gauges(raw.decode(), self._worker.config.rank, self._worker.gauges)
+        if block_size is not None:
+            self._on_block_size(self._worker.worker_id, block_size)
+
+
+def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:
+    """Read one rank's load out of an engine's metrics page into `gauges`.
+
+    Returns:
+        The engine's block size in tokens, if the page names it.
+
+    Source: vLLM 0.32.0 metric names and labels (`engine` is the rank, absent in old releases).
+    """
+    totals: dict[str, float] = {}
+    block_size: int | None = None
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            continue
+        name, raw_labels, value = sample.groups()
+        labels = dict(_LABEL.findall(raw_labels or ""))
+        if labels.get("engine", str(rank)) != str(rank):
+            continue
+        if name == "vllm:cache_config_info":
+            block_size = _whole(labels.get("block_size"))
+            gauges.num_blocks = _whole(labels.get("num_gpu_blocks"))
+        else:
+            totals[name] = totals.get(name, 0.0) + float(value)
+    gauges.running_requests = int(totals.get("vllm:num_requests_running", 0))
+    gauges.waiting_requests = int(totals.get("vllm:num_requests_waiting", 0))
+    gauges.kv_usage = totals.get("vllm:kv_cache_usage_perc", totals.get("vllm:gpu_cache_usage_perc", 0.0))
+    return block_size
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() and int(text) > 0 else None

@@ -1,0 +1,117 @@
+"""From one event stream into one column of the index, and the trust that this earns.
+
+The subscriber calls this in order, each batch once per life. What arrives is decoded here: a malformed batch is lost
+and therefore a gap; a malformed event may have been a removal, so it counts as a loss too.
+"""
+
+from dataclasses import dataclass
+
+from kvatlas.clock import Clock
+from kvatlas.errors import EventDecodeError
+from kvatlas.events import AllBlocksCleared, decode_batch
+from kvatlas.fleet.trust import Trust, TrustState
+from kvatlas.index import PrefixIndex
+from kvatlas.stream import StreamStatus
+
+__all__ = ["EventSource", "SourceStats"]
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """What arrived from one worker's stream. Counters only grow."""
+
+    batches: int = 0
+    events: int = 0
+    malformed_batches: int = 0
+    malformed_events: int = 0
+    unknown_events: int = 0
+    gaps: int = 0
+    lives: int = 0
+    last_seq: int = -1
+    last_batch_s: float = 0.0
+    """Monotonic time of the newest batch."""
+
+
+class EventSource:
+    """An `EventSink` that feeds one worker's column.
+
+    Args:
+        worker_id: a worker that the index knows.
+        trust: the state to keep; shared with whoever shows it.
+    """
+
+    __slots__ = ("_clock", "_index", "_lossy", "_worker_id", "stats", "trust")
+
+    def __init__(self, worker_id: str, index: PrefixIndex, trust: TrustState, clock: Clock) -> None:
+        self._worker_id = worker_id
+        self._index = index
+        self._clock = clock
+        self._lossy: str | None = None
+        self.trust = trust
+        self.stats = SourceStats()
+
+    def on_life(self, reason: str) -> None:
+        """A new publisher life: what the old one said is void."""
+        self.stats.lives += 1
+        self.stats.last_seq = -1
+        self._index.purge(self._worker_id)
+        self._lossy = None
+        self._become(Trust.SYNCING, f"new life: {reason}")
+
+    def on_batch(self, seq: int, payload: bytes) -> None:
+        """Apply one batch."""
+        self.stats.batches += 1
+        self.stats.last_seq = seq
+        self.stats.last_batch_s = self._clock.monotonic_s()
+        try:
+            decoded = decode_batch(payload)
+        except EventDecodeError as error:
+            self.stats.malformed_batches += 1
+            self._lose(f"batch {seq} could not be read: {error.message}")
+            return
+        for event in decoded.batch.events:
+            self.stats.events += 1
+            self._index.apply(self._worker_id, event)
+            if isinstance(event, AllBlocksCleared):
+                self._known_empty(seq)
+        self.stats.unknown_events += decoded.unknown_events
+        if decoded.malformed:
+            self.stats.malformed_events += len(decoded.malformed)
+            self._lose(
+                f"batch {seq} held {len(decoded.malformed)} malformed events, first: {decoded.malformed[0].message}"
+            )
+
+    def on_gap(self, first_seq: int, last_seq: int | None) -> None:
+        """Batches that nobody can return."""
+        self.stats.gaps += 1
+        span = f"{first_seq}..{'?' if last_seq is None else last_seq}"
+        self._lose(f"batches {span} are lost and replay does not have them")
+
+    def on_status(self, status: StreamStatus, reason: str) -> None:
+        """The stream's connection changed."""
+        match status:
+            case "connecting":
+                self._become(Trust.STALE if self.stats.lives else Trust.NONE, reason)
+            case "syncing":
+                self._become(Trust.SYNCING, reason)
+            case "live":
+                if self._lossy is None:
+                    self._become(Trust.SYNCED, reason)
+                else:
+                    self._become(Trust.PARTIAL, self._lossy)
+            case "lost":
+                self._become(Trust.STALE, reason)
+
+    def _known_empty(self, seq: int) -> None:
+        """A clear makes the whole state known again, whatever was lost before it."""
+        self._lossy = None
+        if self.trust.level is Trust.PARTIAL:
+            self._become(Trust.SYNCED, f"the engine cleared its cache in batch {seq}: nothing older matters")
+
+    def _lose(self, reason: str) -> None:
+        self._lossy = reason
+        if self.trust.level in (Trust.SYNCED, Trust.PARTIAL):
+            self._become(Trust.PARTIAL, reason)
+
+    def _become(self, level: Trust, reason: str) -> None:
+        self.trust.become(level, reason, self._clock.monotonic_s())

@@ -1,0 +1,66 @@
+"""A worker: one data-parallel rank of one addressable engine, and all that is known of it."""
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from kvatlas.config import WorkerConfig
+from kvatlas.fleet.audit import PredictionAudit
+from kvatlas.fleet.load import LoadLedger
+from kvatlas.fleet.source import EventSource
+from kvatlas.fleet.trust import TrustState
+
+__all__ = ["EngineGauges", "Worker", "worker_id_of"]
+
+
+@dataclass(slots=True)
+class EngineGauges:
+    """The newest scrape of an engine's own metrics."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_usage: float = 0.0
+    num_blocks: int | None = None
+
+
+@dataclass(slots=True)
+class Worker:
+    """Mutable state of one worker; owned by the fleet, read by routing and the admin app."""
+
+    worker_id: str
+    config: WorkerConfig
+    host: str
+    port: int
+    base_path: str
+    load: LoadLedger
+    trust: TrustState
+    source: EventSource | None = None
+    models: tuple[str, ...] = ()
+    healthy: bool = False
+    health_reason: str = "not checked yet"
+    failed_checks: int = 0
+    gauges: EngineGauges = field(default_factory=EngineGauges)
+    audit: PredictionAudit = field(default_factory=PredictionAudit)
+
+    @property
+    def base_url(self) -> str:
+        """Where its HTTP paths begin, without a slash at the end."""
+        return self.config.url.rstrip("/")
+
+    def serves(self, model: str | None) -> bool:
+        """Whether a request for `model` may go here. A worker whose models are unknown takes anything."""
+        return model is None or not self.models or model in self.models
+
+
+def worker_id_of(config: WorkerConfig) -> str:
+    """`host:port`, with the path and `#rank` where they are needed to tell workers apart."""
+    host, port, path = split_url(config.url)
+    rank = f"#{config.rank}" if config.rank else ""
+    return f"{host}:{port}{path}{rank}"
+
+
+def split_url(url: str) -> tuple[str, int, str]:
+    """(host, port, path without a slash at the end) of an http URL; the port defaults to 80."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    return shown, parts.port or 80, parts.path.rstrip("/")

@@ -1,0 +1,257 @@
+"""One worker's column: its engine hashes, what they mean, and how many copies of each it holds.
+
+An engine names blocks by hashes of its own. They are opaque handles here: a handle gets a block key when some event
+gives its tokens and its parent's key is known, whatever group that event came from, because the groups of one worker
+share handles. Until then its residency is counted but matches nothing:
+
+* a store whose parent is unknown waits in the orphan pool under that parent's handle, and joins when the parent
+  appears; it is never attached to the root (design D3);
+* a store whose token span is longer than its hashes (sliding-window groups skip blocks) proves no pair of hash and
+  tokens.
+
+Copies count: vLLM announces every physical copy and every loss of one, so a block is gone when its count is zero
+(design D4).
+"""
+
+import enum
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvatlas.events import BlockHandle, BlockRemoved, BlockStored, plain_token_ids
+from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
+from kvatlas.index.flat_index import FlatIndex, Plane
+
+__all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
+
+DEFAULT_MEDIUM = "GPU"
+_U64 = (1 << 64) - 1
+
+
+class CopyMode(enum.StrEnum):
+    """What a repeated store of a resident block means for one engine."""
+
+    COUNT = "count"
+    """One more physical copy (vLLM's default, `kv_cache_report_mode=incremental`)."""
+    SET = "set"
+    """Nothing new (engines that re-announce what they reuse)."""
+
+
+@dataclass(slots=True)
+class ColumnStats:
+    """What one worker's events amounted to, since the worker was added. Counters only grow; `*_now` are levels."""
+
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    cleared: int = 0
+    unknown_removals: int = 0
+    """Removals of handles never seen: harmless, and a sign of batches missed before."""
+    orphaned_blocks: int = 0
+    dropped_orphan_blocks: int = 0
+    unpaired_blocks: int = 0
+    """Hashes whose tokens the event does not prove (masked spans, bigrams)."""
+    resident_now: int = 0
+    orphans_now: int = 0
+
+
+@dataclass(slots=True)
+class _Handle:
+    """One engine hash of one worker: its block key once known, and its copies per plane."""
+
+    block_key: int | None
+    copies: dict[Plane, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive blocks of one store event whose parent is not known yet."""
+
+    handles: tuple[BlockHandle, ...]
+    token_ids: Sequence[int]
+    extras: tuple[BlockExtras, ...]
+    block_size: int
+
+
+class WorkerColumn:
+    """The books of one worker. Writes its residency into the shared flat index.
+
+    Args:
+        bit: this worker's bit in the flat index.
+        block_size: tokens per block, or None to learn it from the first store that proves one.
+        max_orphan_blocks: blocks that may wait for an unknown parent; beyond it the oldest wait is dropped and counted.
+    """
+
+    __slots__ = (
+        "_handles",
+        "_hasher",
+        "_index",
+        "_max_orphan_blocks",
+        "_mode",
+        "_orphans",
+        "_root_key",
+        "bit",
+        "block_size",
+        "groups",
+        "media",
+        "stats",
+    )
+
+    def __init__(
+        self,
+        bit: int,
+        index: FlatIndex,
+        hasher: BlockKeyHasher,
+        *,
+        block_size: int | None,
+        mode: CopyMode,
+        max_orphan_blocks: int,
+    ) -> None:
+        self.bit = bit
+        self.block_size = block_size
+        self.groups: dict[int, tuple[str, int | None]] = {}
+        self.media: set[str] = {DEFAULT_MEDIUM}
+        self.stats = ColumnStats()
+        self._index = index
+        self._hasher = hasher
+        self._root_key = hasher.root_key()
+        self._mode = mode
+        self._max_orphan_blocks = max_orphan_blocks
+        self._handles: dict[BlockHandle, _Handle] = {}
+        self._orphans: OrderedDict[BlockHandle, list[_Run]] = OrderedDict()
+
+    def store(self, event: BlockStored) -> None:
+        """Apply one BlockStored. Cost: O(blocks)."""
+        handles = tuple(normal_handle(handle) for handle in event.block_hashes)
+        group = event.group_idx or 0
+        plane = (normal_medium(event.medium), group)
+        self.media.add(plane[0])
+        self.groups[group] = (event.kv_cache_spec_kind or "full_attention", event.kv_cache_spec_sliding_window)
+        for handle in handles:
+            self._add_copy(handle, plane)
+        self.stats.stored_blocks += len(handles)
+        if not handles:
+            return
+        size = event.block_size
+        token_ids = _provable_token_ids(event)
+        if token_ids is None:
+            self.stats.unpaired_blocks += len(handles)
+            return
+        if self.block_size is None:
+            self.block_size = size
+        run = _Run(handles, token_ids, _extras_per_block(event), size)
+        if event.parent_block_hash is None:
+            self._join(run, self._root_key)
+            return
+        parent = normal_handle(event.parent_block_hash)
+        known = self._handles.get(parent)
+        if known is not None and known.block_key is not None:
+            self._join(run, known.block_key)
+        else:
+            self._wait_for(parent, run)
+
+    def remove(self, event: BlockRemoved) -> None:
+        """Apply one BlockRemoved: one copy less of each listed block, never below none. Cost: O(blocks)."""
+        plane = (normal_medium(event.medium), event.group_idx or 0)
+        for raw in event.block_hashes:
+            handle = normal_handle(raw)
+            entry = self._handles.get(handle)
+            copies = entry.copies.get(plane, 0) if entry else 0
+            if entry is None or not copies:
+                self.stats.unknown_removals += 1
+                continue
+            self.stats.removed_blocks += 1
+            if copies > 1:
+                entry.copies[plane] = copies - 1
+                continue
+            del entry.copies[plane]
+            self.stats.resident_now -= 1
+            if entry.block_key is not None:
+                self._index.discard(plane, entry.block_key, self.bit)
+            if not entry.copies:
+                del self._handles[handle]
+
+    def clear(self) -> None:
+        """Forget every block of this worker, in every plane, and every orphan. Cost: O(blocks of this worker)."""
+        for entry in self._handles.values():
+            if entry.block_key is not None:
+                for plane in entry.copies:
+                    self._index.discard(plane, entry.block_key, self.bit)
+        self._handles.clear()
+        self._orphans.clear()
+        self.stats.resident_now = 0
+        self.stats.orphans_now = 0
+
+    def _add_copy(self, handle: BlockHandle, plane: Plane) -> None:
+        entry = self._handles.get(handle)
+        if entry is None:
+            entry = self._handles[handle] = _Handle(None, {})
+        copies = entry.copies.get(plane, 0)
+        if copies and self._mode is CopyMode.SET:
+            return
+        entry.copies[plane] = copies + 1
+        if not copies:
+            self.stats.resident_now += 1
+            if entry.block_key is not None:
+                self._index.add(plane, entry.block_key, self.bit)
+
+    def _join(self, run: _Run, parent_key: int) -> None:
+        """Give a run's handles their keys and whoever waited for them theirs. Iterative: chains may be long."""
+        pending = [(run, parent_key)]
+        while pending:
+            current, key = pending.pop()
+            size = current.block_size
+            for i, handle in enumerate(current.handles):
+                key = self._hasher.block_key(key, current.token_ids[i * size : (i + 1) * size], current.extras[i])
+                entry = self._handles.get(handle)
+                if entry is not None and entry.block_key is None:
+                    entry.block_key = key
+                    for plane in entry.copies:
+                        self._index.add(plane, key, self.bit)
+                waiting = self._orphans.pop(handle, None)
+                if waiting:
+                    self.stats.orphans_now -= sum(len(orphan.handles) for orphan in waiting)
+                    pending.extend((orphan, key) for orphan in waiting)
+
+    def _wait_for(self, parent: BlockHandle, run: _Run) -> None:
+        self._orphans.setdefault(parent, []).append(run)
+        self.stats.orphaned_blocks += len(run.handles)
+        self.stats.orphans_now += len(run.handles)
+        while self.stats.orphans_now > self._max_orphan_blocks:
+            _, dropped = self._orphans.popitem(last=False)
+            blocks = sum(len(orphan.handles) for orphan in dropped)
+            self.stats.orphans_now -= blocks
+            self.stats.dropped_orphan_blocks += blocks
+
+
+def normal_handle(handle: BlockHandle) -> BlockHandle:
+    """One form per hash: signed 64-bit integers (SGLang) become unsigned, bytes stay bytes."""
+    return handle & _U64 if isinstance(handle, int) else handle
+
+
+def normal_medium(medium: str | None) -> str:
+    """Media compare without case; engines that name none mean the device."""
+    return medium.upper() if medium else DEFAULT_MEDIUM
+
+
+def _provable_token_ids(event: BlockStored) -> Sequence[int] | None:
+    """The event's tokens if hash i surely covers tokens [i * block_size, (i + 1) * block_size), else None."""
+    if event.block_size < 1 or len(event.token_ids) != len(event.block_hashes) * event.block_size:
+        return None
+    return plain_token_ids(event.token_ids)
+
+
+def _extras_per_block(event: BlockStored) -> tuple[BlockExtras, ...]:
+    """The extras of each listed block. A salt named for the whole event (SGLang) belongs to the block at token 0."""
+    count = len(event.block_hashes)
+    published = event.extra_keys
+    at_root = event.parent_block_hash is None
+    if not published and event.lora_name is None and (event.cache_salt is None or not at_root):
+        return (NO_BLOCK_EXTRAS,) * count
+    return tuple(
+        BlockExtras.from_published(
+            published[i] if published and i < len(published) else None,
+            event.lora_name,
+            event.cache_salt if at_root and i == 0 else None,
+        )
+        for i in range(count)
+    )

@@ -1,0 +1,271 @@
+"""The fleet index: what workers announce, turned into hit tokens."""
+
+import pytest
+
+from kvatlas.errors import IndexStateError
+from kvatlas.events import AllBlocksCleared, BlockRemoved, BlockStored
+from kvatlas.hashing import BlockKeyHasher, Lora, MultimodalItem, RequestExtras
+from kvatlas.index import CopyMode, PrefixIndex
+
+TOKENS = list(range(100, 116))  # four blocks of four
+
+
+def stored(
+    first: int, count: int, *, parent: object = "chain", start: int | None = None, **fields: object
+) -> BlockStored:
+    """Blocks `first`.. of TOKENS, with hash 10 + n for block n."""
+    begin = (first if start is None else start) * 4
+    parent_hash = (10 + first - 1 if first else None) if parent == "chain" else parent
+    return BlockStored(
+        block_hashes=[10 + n for n in range(first, first + count)],
+        parent_block_hash=parent_hash,
+        token_ids=TOKENS[begin : begin + 4 * count],
+        block_size=4,
+        medium="GPU",
+        **fields,
+    )
+
+
+def removed(*hashes: int, **fields: object) -> BlockRemoved:
+    return BlockRemoved(block_hashes=list(hashes), medium="GPU", **fields)
+
+
+@pytest.fixture(name="index")
+def _index() -> PrefixIndex:
+    index = PrefixIndex(BlockKeyHasher(seed=1))
+    for worker in ("a", "b"):
+        index.add_worker(worker, block_size=4)
+    return index
+
+
+def hits(index: PrefixIndex, token_ids: list[int] | None = None, **kwargs: object) -> dict[str, int]:
+    return {w: m.hit_tokens for w, m in index.match(token_ids or [*TOKENS, 7], **kwargs).items()}
+
+
+class TestMatch:
+    def test_counts_leading_blocks_of_each_worker(self, index: PrefixIndex) -> None:
+        """Each worker's answer is its own unbroken prefix."""
+        index.apply("a", stored(0, 4))
+        index.apply("b", stored(0, 2))
+        assert hits(index) == {"a": 16, "b": 8}
+
+    def test_leaves_one_token_to_compute(self, index: PrefixIndex) -> None:
+        """A prompt of whole blocks never hits its last one: floor((n - 1) / block size)."""
+        index.apply("a", stored(0, 4))
+        assert hits(index, TOKENS)["a"] == 12
+        assert hits(index, TOKENS[:1])["a"] == 0
+
+    def test_stops_at_a_hole(self, index: PrefixIndex) -> None:
+        """A block missing in the middle ends the prefix; storing it again restores all that follows."""
+        index.apply("a", stored(0, 4))
+        index.apply("a", removed(11))
+        assert hits(index)["a"] == 4
+        index.apply("a", stored(1, 1))
+        assert hits(index)["a"] == 16
+
+    def test_asks_only_about_named_workers(self, index: PrefixIndex) -> None:
+        """Workers that are not candidates do not appear; unknown names are ignored."""
+        index.apply("a", stored(0, 4))
+        assert hits(index, worker_ids=["b", "gone"]) == {"b": 0}
+
+    def test_worker_without_block_size_is_not_answered_for(self) -> None:
+        """Nothing can be said of a worker before its block size is known; its first store tells it."""
+        index = PrefixIndex(BlockKeyHasher(seed=1))
+        index.add_worker("a")
+        assert hits(index) == {}
+        index.apply("a", stored(0, 1))
+        assert hits(index) == {"a": 4}
+
+    def test_workers_with_different_block_sizes(self, index: PrefixIndex) -> None:
+        """Each block size has its own chain."""
+        index.add_worker("c", block_size=8)
+        index.apply(
+            "c", BlockStored(block_hashes=[1], parent_block_hash=None, token_ids=TOKENS[:8], block_size=8, medium="GPU")
+        )
+        index.apply("a", stored(0, 3))
+        assert hits(index) == {"a": 12, "b": 0, "c": 8}
+
+
+class TestCopies:
+    def test_block_lives_while_a_copy_does(self, index: PrefixIndex) -> None:
+        """Stored twice and removed once is still resident; the second removal ends it; a third changes nothing."""
+        index.apply("a", stored(0, 1))
+        index.apply("a", stored(0, 1))
+        index.apply("a", removed(10))
+        assert hits(index)["a"] == 4
+        index.apply("a", removed(10))
+        assert hits(index)["a"] == 0
+        index.apply("a", removed(10))
+        assert index.stats("a").unknown_removals == 1
+        index.apply("a", stored(0, 1))
+        assert hits(index)["a"] == 4
+
+    def test_set_mode_takes_repeats_for_reports(self) -> None:
+        """In set mode the first removal ends a block however often it was announced."""
+        index = PrefixIndex(BlockKeyHasher(seed=1))
+        index.add_worker("a", block_size=4, copy_mode=CopyMode.SET)
+        index.apply("a", stored(0, 1))
+        index.apply("a", stored(0, 1))
+        index.apply("a", removed(10))
+        assert hits(index)["a"] == 0
+
+    def test_removal_touches_only_its_worker_and_medium(self, index: PrefixIndex) -> None:
+        """Another worker's copy, and the same worker's copy in another medium, stay."""
+        for worker in ("a", "b"):
+            index.apply(worker, stored(0, 1))
+        cpu = BlockStored(block_hashes=[10], parent_block_hash=None, token_ids=TOKENS[:4], block_size=4, medium="cpu")
+        index.apply("a", cpu)
+        index.apply("a", removed(10))
+        match = index.match([*TOKENS, 7])
+        assert match["a"].hit_tokens == 0
+        assert match["a"].tiers == {"GPU": 0, "CPU": 4}
+        assert match["b"].hit_tokens == 4
+
+
+class TestOrphans:
+    def test_unknown_parent_is_never_the_root(self, index: PrefixIndex) -> None:
+        """A store whose parent was not announced matches nothing, least of all a prompt that starts with its tokens."""
+        index.apply("a", stored(2, 1, parent=99))
+        assert hits(index)["a"] == 0
+        assert hits(index, TOKENS[8:])["a"] == 0
+        assert index.stats("a").orphans_now == 1
+
+    def test_orphans_join_when_the_parent_appears(self, index: PrefixIndex) -> None:
+        """Children and grandchildren that came first count from the moment the chain closes."""
+        index.apply("a", stored(3, 1))
+        index.apply("a", stored(1, 2))
+        assert hits(index)["a"] == 0
+        index.apply("a", stored(0, 1))
+        assert hits(index)["a"] == 16
+        assert index.stats("a").orphans_now == 0
+
+    def test_removed_orphan_does_not_come_back(self, index: PrefixIndex) -> None:
+        """A block removed while it waited stays gone when its parent appears."""
+        index.apply("a", stored(1, 1))
+        index.apply("a", removed(11))
+        index.apply("a", stored(0, 1))
+        assert hits(index)["a"] == 4
+
+    def test_pool_is_bounded(self) -> None:
+        """Beyond the bound the oldest wait is dropped and counted."""
+        index = PrefixIndex(BlockKeyHasher(seed=1), max_orphan_blocks=2)
+        index.add_worker("a", block_size=4)
+        for n, parent in enumerate((50, 51, 52)):
+            index.apply(
+                "a",
+                BlockStored(
+                    block_hashes=[n], parent_block_hash=parent, token_ids=TOKENS[:4], block_size=4, medium="GPU"
+                ),
+            )
+        assert index.stats("a").orphans_now == 2
+        assert index.stats("a").dropped_orphan_blocks == 1
+
+
+class TestPurge:
+    def test_clear_is_one_workers(self, index: PrefixIndex) -> None:
+        """AllBlocksCleared of one worker leaves the others alone."""
+        for worker in ("a", "b"):
+            index.apply(worker, stored(0, 2))
+        index.apply("a", AllBlocksCleared())
+        assert hits(index) == {"a": 0, "b": 8}
+
+    def test_removed_worker_leaves_nothing_behind(self, index: PrefixIndex) -> None:
+        """A new worker that gets the freed place starts empty."""
+        index.apply("a", stored(0, 2))
+        index.remove_worker("a")
+        index.add_worker("new", block_size=4)
+        assert hits(index) == {"b": 0, "new": 0}
+
+    def test_unknown_and_repeated_workers_are_refused(self, index: PrefixIndex) -> None:
+        """Mistakes name the worker and what is known."""
+        with pytest.raises(IndexStateError, match="known workers: a, b"):
+            index.purge("zz")
+        with pytest.raises(IndexStateError, match="already"):
+            index.add_worker("a")
+        with pytest.raises(IndexStateError, match="block size 0"):
+            index.add_worker("c", block_size=0)
+
+
+class TestHandles:
+    def test_signed_unsigned_and_bytes_hashes(self, index: PrefixIndex) -> None:
+        """A hash removes what it stored whether the engine writes it as u64, i64 or bytes; forms do not cross."""
+        wide = 2**64 - 5
+        index.apply("a", BlockStored(block_hashes=[wide], parent_block_hash=None, token_ids=TOKENS[:4], block_size=4))
+        index.apply(
+            "b", BlockStored(block_hashes=[b"\xff" * 32], parent_block_hash=None, token_ids=TOKENS[:4], block_size=4)
+        )
+        assert hits(index) == {"a": 4, "b": 4}
+        index.apply("b", removed(wide))
+        index.apply("a", removed(-5))
+        assert hits(index) == {"a": 0, "b": 4}
+        index.apply("b", BlockRemoved(block_hashes=[b"\xff" * 32]))
+        assert hits(index) == {"a": 0, "b": 0}
+
+
+class TestExtras:
+    def test_lora_salt_and_image_of_one_name_are_three_things(self, index: PrefixIndex) -> None:
+        """Equal text in different dimensions never matches (user requirement R-G1)."""
+        index.apply("a", stored(0, 2, lora_name="x", extra_keys=[("x",), ("x",)]))
+        prompt = [*TOKENS[:8], 7]
+        assert hits(index, prompt)["a"] == 0
+        assert hits(index, prompt, extras=RequestExtras(cache_salt="x"))["a"] == 0
+        assert hits(index, prompt, extras=RequestExtras(multimodal=(MultimodalItem("x", 0, 8),)))["a"] == 0
+        assert hits(index, prompt, extras=RequestExtras(lora=Lora("x", "/any/path")))["a"] == 8
+
+    def test_salt_counts_on_the_first_block(self, index: PrefixIndex) -> None:
+        """A salted chain matches the same salt only, in vLLM's form and in SGLang's."""
+        index.apply("a", stored(0, 2, extra_keys=[("s",), None]))
+        index.apply("b", stored(0, 1, cache_salt="s"))
+        index.apply("b", stored(1, 1, cache_salt="s"))
+        prompt = [*TOKENS[:8], 7]
+        assert hits(index, prompt, extras=RequestExtras(cache_salt="s")) == {"a": 8, "b": 8}
+        assert hits(index, prompt) == {"a": 0, "b": 0}
+
+
+class TestUnprovable:
+    def test_masked_span_shifts_no_keys(self, index: PrefixIndex) -> None:
+        """More tokens than hashes: resident by name, matching nothing until another event gives the tokens."""
+        event = BlockStored(block_hashes=[11], parent_block_hash=None, token_ids=TOKENS[:8], block_size=4, medium="GPU")
+        index.apply("a", event)
+        assert hits(index)["a"] == 0
+        assert index.stats("a").unpaired_blocks == 1
+        index.apply("a", stored(0, 2))
+        assert hits(index)["a"] == 8
+
+    def test_bigrams_are_not_taken_for_tokens(self, index: PrefixIndex) -> None:
+        """Pairs of ids are counted and left out."""
+        pairs = [(t, t + 1) for t in TOKENS[:4]]
+        index.apply(
+            "a", BlockStored(block_hashes=[1], parent_block_hash=None, token_ids=pairs, block_size=4, medium="GPU")
+        )
+        assert hits(index)["a"] == 0
+        assert index.stats("a").unpaired_blocks == 1
+
+
+class TestGroups:
+    def test_window_group_needs_only_its_window(self, index: PrefixIndex) -> None:
+        """Full attention needs all blocks, a window of 5 tokens (one block) only the last; the shorter answer wins."""
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
+        window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 5}
+        index.apply("a", stored(0, 4, **window))
+        assert hits(index)["a"] == 16
+        index.apply("a", removed(10, 11, 12, group_idx=1))
+        assert hits(index)["a"] == 16
+        index.apply("a", removed(13, group_idx=1))
+        assert hits(index)["a"] == 0
+
+    def test_window_group_named_before_tokens_are_known(self, index: PrefixIndex) -> None:
+        """The window group's masked hashes join the keys that the full group proves."""
+        window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 5}
+        masked = BlockStored(
+            block_hashes=[13], parent_block_hash=None, token_ids=TOKENS, block_size=4, medium="GPU", **window
+        )
+        index.apply("a", masked)
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
+        assert hits(index)["a"] == 16
+
+    def test_unknown_kind_gets_no_credit(self, index: PrefixIndex) -> None:
+        """A group whose rule is not known makes the worker's hit 0, not a guess."""
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
+        index.apply("a", stored(0, 4, group_idx=1, kv_cache_spec_kind="mamba"))
+        assert hits(index)["a"] == 0
