@@ -1,5 +1,26 @@
-"""Requests turned into the token ids an engine would see."""
+"""Requests turned into the token ids an engine would see.
 
-from kvatlas.rendering.tiny_model import write_tiny_model
+Lives here: reading request bodies, chat templates, tokenizers, rendering through an engine, and a tiny model made on
+the spot. Must not live here: which worker gets the request, block keys, HTTP serving.
+"""
 
-__all__ = ["write_tiny_model"]
+from kvatlas.rendering.engine import EngineRenderer
+from kvatlas.rendering.local import LocalRenderer
+from kvatlas.rendering.prompt import RenderedPrompt, Renderer
+from kvatlas.rendering.request import ChatRequest, Message, ParsedRequest, parse_request
+from kvatlas.rendering.text_tokenizer import TextTokenizer
+from kvatlas.rendering.tiny_model import TINY_CHAT_TEMPLATE, write_tiny_model
+
+__all__ = [
+    "TINY_CHAT_TEMPLATE",
+    "ChatRequest",
+    "EngineRenderer",
+    "LocalRenderer",
+    "Message",
+    "ParsedRequest",
+    "RenderedPrompt",
+    "Renderer",
+    "TextTokenizer",
+    "parse_request",
+    "write_tiny_model",
+]

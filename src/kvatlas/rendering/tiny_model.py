@@ -1,7 +1,8 @@
 """A small tokenizer with a chat template, made on the spot: for demos, simulated engines and tests.
 
-What is written is a real model folder as far as text is concerned (`tokenizer.json`, `tokenizer_config.json`): a byte-level BPE
-trained on a corpus that is generated here, so nothing is downloaded. The same arguments give the same bytes on every machine.
+What is written is a real model folder as far as text is concerned (`tokenizer.json`, `tokenizer_config.json`): a
+byte-level BPE trained on a corpus that is generated here, so nothing is downloaded. The same arguments give the same
+bytes on every machine.
 """
 
 import json
@@ -60,12 +61,12 @@ TINY_CHAT_TEMPLATE = """\
 _ONSETS = ("b", "c", "d", "f", "g", "l", "m", "n", "p", "r", "s", "t", "st", "tr", "ch", "th")
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
 _CODAS = ("", "n", "r", "s", "t", "l", "nd", "ng")
-_COMMON_WORDS = (
-    "the of and to in is that it for you was with on as are this be have from or by not what all were when we there can an "
-    "your which their if will each about how up out them then she many some so these would other into has more two like him "
-    "see time could no make than first been its who now people my made over did down only way find use may water long little "
-    "system user assistant tool model token cache prefix block engine request answer question please write explain"
-).split()
+_COMMON_WORDS = """
+the of and to in is that it for you was with on as are this be have from or by not what all were when we there can an
+your which their if will each about how up out them then she many some so these would other into has more two like him
+see time could no make than first been its who now people my made over did down only way find use may water long little
+system user assistant tool model token cache prefix block engine request answer question please write explain
+"""
 
 
 def write_tiny_model(directory: str | Path, *, vocab_size: int = 1000, seed: int = 0) -> Path:
@@ -75,7 +76,8 @@ def write_tiny_model(directory: str | Path, *, vocab_size: int = 1000, seed: int
 
     Args:
         directory: made when missing; files of the same names are overwritten.
-        vocab_size: number of token ids, all bytes and three special tokens included (>= 259). Training stops earlier when
+        vocab_size: number of token ids, all bytes and three special tokens included (>= 259). Training stops earlier
+            when
             the corpus has no pair left to merge.
         seed: another seed makes other words, hence other merges.
 
@@ -131,7 +133,7 @@ def _train(vocab_size: int, seed: int) -> tokenizers.Tokenizer:
 def _corpus(seed: int) -> list[str]:
     """Sentences of made-up and common words with a Zipf-like frequency: enough pairs for some thousand merges."""
     rng = random.Random(seed)
-    words = list(_COMMON_WORDS)
+    words = _COMMON_WORDS.split()
     while len(words) < 4000:
         syllables = rng.randint(1, 3)
         words.append("".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables)))

@@ -1,0 +1,108 @@
+"""Text to token ids and back, exactly as an engine's tokenizer does it.
+
+`tokenizer.json` alone is not enough: the settings beside it may add tokens, or begin and end every prompt with one.
+
+Source: transformers 5.19, tokenization_utils_tokenizers.py `TokenizersBackend.__init__`, `update_post_processor`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from kvatlas.errors import ConfigError, RenderError
+from kvatlas.rendering.model_files import ModelFiles
+
+__all__ = ["TextTokenizer"]
+
+
+class TextTokenizer:
+    """A loaded tokenizer. Thread-safe; encoding holds no Python lock, so threads run in parallel.
+
+    Args:
+        files: the model's files.
+
+    Raises:
+        ConfigError: tokenizer.json cannot be loaded.
+    """
+
+    __slots__ = ("_tokenizer",)
+
+    def __init__(self, files: ModelFiles) -> None:
+        path = files.directory / "tokenizer.json"
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise ConfigError(
+                f"cannot load {path}: {error}; check the file or install a newer tokenizers library"
+            ) from None
+        # The file may carry settings of a training run; an engine never cuts or pads a prompt this way.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        _add_missing_tokens(tokenizer, files)
+        _set_begin_and_end(tokenizer, files)
+        self._tokenizer = tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            RenderError: the text is not valid Unicode (a lone surrogate).
+
+        Cost: about 0.5 us per byte of text.
+        """
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (TypeError, UnicodeError):
+            raise RenderError(
+                "the prompt is not valid Unicode text (a lone surrogate): it cannot be tokenised"
+            ) from None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids; ids outside the vocabulary give nothing."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it, or None."""
+        text = self._tokenizer.id_to_token(token_id)
+        return None if text is None else str(text)
+
+    def token_id(self, token_text: str) -> int | None:
+        """The id of a vocabulary entry, or None."""
+        token_id = self._tokenizer.token_to_id(token_text)
+        return None if token_id is None else int(token_id)
+
+
+def _add_missing_tokens(tokenizer: tokenizers.Tokenizer, files: ModelFiles) -> None:
+    decoder = files.tokenizer_config.get("added_tokens_decoder")
+    declared = sorted(decoder.items(), key=lambda item: int(item[0])) if isinstance(decoder, dict) else []
+    wanted = [_added_token(entry) for _, entry in declared if isinstance(entry, dict)]
+    wanted += [tokenizers.AddedToken(text, special=True) for text in files.special_tokens.values()]
+    tokenizer.add_tokens([token for token in wanted if tokenizer.token_to_id(token.content) is None])
+
+
+def _added_token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
+    flags = {name: bool(entry[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in entry}
+    return tokenizers.AddedToken(str(entry.get("content", "")), special=bool(entry.get("special")), **flags)
+
+
+def _set_begin_and_end(tokenizer: tokenizers.Tokenizer, files: ModelFiles) -> None:
+    """Honour add_bos_token / add_eos_token: where given, they replace whatever tokenizer.json says."""
+    config = files.tokenizer_config
+    if "add_bos_token" not in config and "add_eos_token" not in config and tokenizer.post_processor is not None:
+        return
+    begin = files.special_tokens.get("bos_token") if config.get("add_bos_token") else None
+    end = files.special_tokens.get("eos_token") if config.get("add_eos_token") else None
+    pieces = [f"{begin}:0"] * (begin is not None) + ["$A:0"] + [f"{end}:0"] * (end is not None)
+    used = {text for text in (begin, end) if text is not None}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=" ".join(pieces),
+        pair=" ".join([*pieces, "$B:1"]),
+        special_tokens=[(text, tokenizer.token_to_id(text)) for text in sorted(used)],
+    )
