@@ -1,15 +1,15 @@
 """Text to token ids and back, exactly as an engine's tokenizer does it.
 
-`tokenizer.json` alone is not enough: the settings beside it may add tokens, or begin and end every prompt with one.
+`tokenizer.json` alone is not enough: the settings beside it may add tokens. Where it exists, it alone says which
+tokens begin and end a prompt: `add_bos_token` and `add_eos_token` of the settings are not read.
 
-Source: transformers 5.19, tokenization_utils_tokenizers.py `TokenizersBackend.__init__`, `update_post_processor`.
+Source: transformers 5.19, tokenization_utils_base.py `_from_pretrained`, tokenization_utils_tokenizers.py.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
 
 from kvatlas.errors import ConfigError, RenderError
 from kvatlas.rendering.model_files import ModelFiles
@@ -41,7 +41,6 @@ class TextTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _add_missing_tokens(tokenizer, files)
-        _set_begin_and_end(tokenizer, files)
         self._tokenizer = tokenizer
 
     @property
@@ -90,19 +89,3 @@ def _add_missing_tokens(tokenizer: tokenizers.Tokenizer, files: ModelFiles) -> N
 def _added_token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
     flags = {name: bool(entry[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in entry}
     return tokenizers.AddedToken(str(entry.get("content", "")), special=bool(entry.get("special")), **flags)
-
-
-def _set_begin_and_end(tokenizer: tokenizers.Tokenizer, files: ModelFiles) -> None:
-    """Honour add_bos_token / add_eos_token: where given, they replace whatever tokenizer.json says."""
-    config = files.tokenizer_config
-    if "add_bos_token" not in config and "add_eos_token" not in config and tokenizer.post_processor is not None:
-        return
-    begin = files.special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    end = files.special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [f"{begin}:0"] * (begin is not None) + ["$A:0"] + [f"{end}:0"] * (end is not None)
-    used = {text for text in (begin, end) if text is not None}
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=" ".join(pieces),
-        pair=" ".join([*pieces, "$B:1"]),
-        special_tokens=[(text, tokenizer.token_to_id(text)) for text in sorted(used)],
-    )
