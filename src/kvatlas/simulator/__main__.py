@@ -1,0 +1,5 @@
+"""`python -m kvatlas.simulator`: see `process.py`."""
+
+from kvatlas.simulator.process import main
+
+raise SystemExit(main())

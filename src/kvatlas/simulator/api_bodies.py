@@ -1,0 +1,62 @@
+"""Request fields only the engine looks at, beside those `kvatlas.rendering.parse_request` reads."""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from kvatlas.errors import BadRequest
+
+__all__ = ["DetokenizeBody", "GenerationBody", "TokenizeBody", "decode_body"]
+
+BodyT = TypeVar("BodyT")
+_NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class GenerationBody(msgspec.Struct):
+    """How a reply is made. What is not named here (temperature, ...) is accepted and changes nothing."""
+
+    min_tokens: _NonNegative | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
+    request_id: str | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end the reply; empty ones end nothing."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(text for text in stop if text)
+
+
+class TokenizeBody(msgspec.Struct):
+    """POST /tokenize in its completion form; the chat form is read as a chat request."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """POST /detokenize."""
+
+    tokens: list[_TokenId]
+    model: str | None = None
+
+
+def decode_body(body: bytes, shape: type[BodyT]) -> BodyT:
+    """Read a JSON body.
+
+    Raises:
+        BadRequest: not JSON, or a field of the wrong type (named in the message).
+    """
+    try:
+        return msgspec.json.decode(body, type=shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the request body has the wrong shape: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"the request body of {len(body)} bytes is not JSON: {error}") from None
