@@ -24,10 +24,13 @@ from kvatlas.events.model import (
     is_bigram,
     plain_token_ids,
 )
+from kvatlas.events.sequence import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
 
 __all__ = [
     "DEFAULT_LIMITS",
     "AllBlocksCleared",
+    "Apply",
+    "AskReplay",
     "BlockHandle",
     "BlockRemoved",
     "BlockStored",
@@ -35,7 +38,12 @@ __all__ = [
     "DecodedBatch",
     "Event",
     "EventBatch",
+    "Lost",
+    "NewLife",
+    "SequenceTracker",
+    "Step",
     "TokenIds",
+    "TrackerLimits",
     "decode_batch",
     "encode_batch",
     "encode_event",

@@ -278,9 +278,8 @@ def _checked(event: Event, limits: DecodeLimits) -> Event:
     if event.extra_keys is None:
         return event
     if len(event.extra_keys) != len(event.block_hashes):
-        raise EventDecodeError(
-            f"BlockStored: {len(event.extra_keys)} extra_keys for {len(event.block_hashes)} block_hashes, expected one each"
-        )
+        given, expected = len(event.extra_keys), len(event.block_hashes)
+        raise EventDecodeError(f"BlockStored: {given} extra_keys for {expected} block_hashes, expected one each")
     if not any(event.extra_keys):
         return event
     keys = [None if block is None else tuple(_extra_key(key) for key in block) for block in event.extra_keys]
