@@ -5,7 +5,6 @@ meaning.
 """
 
 from kvatlas.events.codec import (
-    DEFAULT_LIMITS,
     DecodedBatch,
     DecodeLimits,
     decode_batch,
@@ -27,7 +26,6 @@ from kvatlas.events.model import (
 from kvatlas.events.sequence import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
 
 __all__ = [
-    "DEFAULT_LIMITS",
     "AllBlocksCleared",
     "Apply",
     "AskReplay",
