@@ -159,10 +159,12 @@ class KVCacheManager:
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of blocks, in use or not (their data turned out to be bad).
 
+        The engine takes the ids as a set and its events follow the set's order; so do ours.
+
         Raises:
             PrefixCacheError: an id outside the pool.
         """
-        self._pool.evict_blocks(block_ids)
+        self._pool.evict_blocks(set(block_ids))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all content; False, and nothing changes, while any block is in use."""
