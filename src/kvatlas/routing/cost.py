@@ -1,0 +1,57 @@
+"""The expected time to the first token of a request on a worker, in seconds, term by term.
+
+A request waits for the prompts ahead of it, then for the part of its own prompt that is not cached, while the
+requests that are already decoding take their share of every step. A prefix hit counts as the computing time it saves,
+so a hit on a busy worker and an idle worker without one are compared in the same unit; no threshold is needed.
+"""
+
+from dataclasses import dataclass
+
+from kvatlas.routing.candidate import Candidate
+
+__all__ = ["CostTerms", "cost_terms", "uncached_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerms:
+    """What an expected time is made of, in seconds.
+
+    Attributes:
+        queue_s: prompts ahead.
+        prefill_s: this prompt's tokens that are not cached.
+        decode_s: steps given to requests that decode or wait.
+        balance_s: surcharge of a worker that took more than its share of recent work.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    balance_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The sum, which is the score."""
+        return self.queue_s + self.prefill_s + self.decode_s + self.balance_s
+
+
+def uncached_tokens(prompt_tokens: int, candidate: Candidate) -> float:
+    """Prompt tokens to compute, at least 1: an engine always computes the last token."""
+    return max(1.0, prompt_tokens - candidate.believed_tokens)
+
+
+def cost_terms(prompt_tokens: int, candidate: Candidate, *, decode_share: float, surplus: float = 0.0) -> CostTerms:
+    """The terms for one candidate.
+
+    Args:
+        prompt_tokens: length of the prompt.
+        candidate: the worker.
+        decode_share: what one running request adds to a step, as a share of a decode step.
+        surplus: weighted excess of the worker's recent work over the mean; 0 for at or below the mean.
+
+    Returns:
+        The terms. Every one grows with the load figure it is made of and shrinks with the hit.
+    """
+    queue_s = candidate.queued_prefill_tokens / candidate.prefill_tokens_per_s
+    prefill_s = uncached_tokens(prompt_tokens, candidate) / candidate.prefill_tokens_per_s
+    steps = candidate.waiting_requests + decode_share * candidate.running_requests
+    return CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, surplus * (queue_s + prefill_s))

@@ -1,0 +1,79 @@
+"""What policies remember of their own picks, by worker: who was chosen last, and how much work went where.
+
+No clock is read: time passes by picks and by tokens, so a replayed trace decides as a live one.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+
+from kvatlas.routing.candidate import Candidate
+
+__all__ = ["RecentWork", "TurnOrder"]
+
+_FORGET_ABOVE = 4096
+
+
+class TurnOrder:
+    """Who has waited longest to be chosen: the last word among equals, so that equal workers share evenly.
+
+    Workers never chosen come first, in an order that depends on the seed, so that several gateways do not all begin
+    with the same worker.
+    """
+
+    __slots__ = ("_last_turn", "_seed", "_turn")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._turn = 0
+        self._last_turn: dict[str, int] = {}
+
+    def key(self, worker_id: str) -> tuple[int, int]:
+        """Sorts before another worker's key when this worker's turn is due earlier."""
+        return self._last_turn.get(worker_id, 0), zlib.crc32(f"{self._seed}:{worker_id}".encode())
+
+    def chosen(self, worker_id: str) -> None:
+        """Note that a worker had its turn."""
+        self._turn += 1
+        if len(self._last_turn) > _FORGET_ABOVE:
+            # Workers come and go under new names: keep the half that was chosen most recently.
+            recent = sorted(self._last_turn.items(), key=lambda item: item[1])[_FORGET_ABOVE // 2 :]
+            self._last_turn = dict(recent)
+        self._last_turn[worker_id] = self._turn
+
+
+class RecentWork:
+    """Prompt tokens sent to each worker to compute, fading as further work is sent out.
+
+    Why: an idle fleet gives the queue nothing to say, and then the worker that holds what all prompts begin with
+    would take every new conversation and evict the old ones, while the caches of all others lie bare.
+
+    Args:
+        window_tokens: work per worker after which an entry has faded to 1/e.
+    """
+
+    __slots__ = ("_age_tokens", "_tokens", "_window_tokens")
+
+    def __init__(self, window_tokens: int) -> None:
+        self._window_tokens = window_tokens
+        self._age_tokens = 0.0
+        self._tokens: dict[str, tuple[float, float]] = {}
+
+    def surpluses(self, candidates: Sequence[Candidate]) -> list[float]:
+        """How far each candidate's recent work is above the mean of all, in multiples of the mean; 0 at or below it."""
+        faded = [self._faded(candidate.worker_id) for candidate in candidates]
+        mean = sum(faded) / len(faded)
+        if mean <= 0.0:
+            return [0.0] * len(faded)
+        return [max(0.0, tokens / mean - 1.0) for tokens in faded]
+
+    def add(self, worker_id: str, tokens: float, num_workers: int) -> None:
+        """Note that a worker, one of `num_workers`, was sent `tokens` to compute."""
+        self._age_tokens += tokens / num_workers
+        if len(self._tokens) > _FORGET_ABOVE:
+            self._tokens = {name: entry for name, entry in self._tokens.items() if self._faded(name) >= 1.0}
+        self._tokens[worker_id] = (self._faded(worker_id) + tokens, self._age_tokens)
+
+    def _faded(self, worker_id: str) -> float:
+        tokens, noted_at = self._tokens.get(worker_id, (0.0, self._age_tokens))
+        return tokens * math.exp((noted_at - self._age_tokens) / self._window_tokens)
