@@ -68,13 +68,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policy: Annotated[str, _doc("How a worker is picked: cost, round_robin, random, least_loaded, longest_prefix.")] = (
         "cost"
     )
-    tokenizer: Annotated[
-        str | None,
+    tokenizers: Annotated[
+        dict[str, str],
         _doc(
-            "Folder or hub name of the model's tokenizer. "
-            "Without it prompts are tokenised by the engine's own /tokenize."
+            "Model name -> folder or hub name of its tokenizer; `*` stands for every other model. "
+            "Prompts of models without one are tokenised by the engine's own /tokenize."
         ),
-    ] = None
+    ] = msgspec.field(default_factory=dict)
     seed: Annotated[int | None, _doc("Seed of random choices and of block keys; unset draws one at start.")] = None
     prefill_tokens_per_s: Annotated[
         PositiveFloat, _doc("First guess of an engine's prefill speed; measured times replace it.")

@@ -19,6 +19,7 @@ _MAX_METRICS_BYTES = 8 * 1024 * 1024
 
 class _ModelCard(msgspec.Struct):
     id: str
+    parent: str | None = None
 
 
 class _ModelList(msgspec.Struct):
@@ -50,6 +51,8 @@ class HealthMonitor:
         self._failures = failures
         self._on_block_size = on_block_size
         self._soon = asyncio.Event()
+        self._asked_models = False
+        self._foreign = (0, 0)
 
     async def run(self) -> None:
         """Check for ever. Cancel to stop."""
@@ -71,8 +74,8 @@ class HealthMonitor:
             if status != 200:
                 self._failed(f"GET /health answered {status}")
                 return
-            if not worker.models:
-                worker.models = worker.config.models or await self._models()
+            if not self._asked_models:
+                await self._learn_models()
             await self._scrape()
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._failed(f"{type(error).__name__}: {error}" if str(error) else f"no answer in {self._timeout.total} s")
@@ -87,17 +90,21 @@ class HealthMonitor:
         worker.health_reason = reason
         if worker.failed_checks >= self._failures:
             worker.healthy = False
-            worker.models = worker.config.models
+            self._asked_models = False  # it may come back as another
 
     async def _status(self, path: str) -> int:
         async with self._session.get(self._worker.base_url + path, timeout=self._timeout) as response:
             return response.status
 
-    async def _models(self) -> tuple[str, ...]:
-        async with self._session.get(self._worker.base_url + "/v1/models", timeout=self._timeout) as response:
+    async def _learn_models(self) -> None:
+        worker = self._worker
+        async with self._session.get(worker.base_url + "/v1/models", timeout=self._timeout) as response:
             if response.status != 200:
-                return ()
-            return tuple(card.id for card in msgspec.json.decode(await response.read(), type=_ModelList).data)
+                return
+            cards = msgspec.json.decode(await response.read(), type=_ModelList).data
+        worker.models = worker.config.models or tuple(card.id for card in cards)
+        worker.adapters = frozenset(card.id for card in cards if card.parent)
+        self._asked_models = True
 
     async def _scrape(self) -> None:
         async with self._session.get(self._worker.base_url + "/metrics", timeout=self._timeout) as response:
@@ -105,8 +112,19 @@ class HealthMonitor:
                 return
             raw = await response.content.read(_MAX_METRICS_BYTES)
         block_size = parse_gauges(raw.decode(), self._worker.config.rank, self._worker.gauges)
+        self._reckon_foreign()
         if block_size is not None:
             self._on_block_size(self._worker.worker_id, block_size)
+
+    def _reckon_foreign(self) -> None:
+        """Requests of others: what the engine counts beyond ours. Two scrapes must agree, since ours come and go."""
+        worker = self._worker
+        gauges = worker.gauges
+        beyond = max(0, gauges.running_requests + gauges.waiting_requests - worker.load.in_flight)
+        waiting = min(gauges.waiting_requests, beyond)
+        previous, self._foreign = self._foreign, (beyond - waiting, waiting)
+        worker.foreign_running = min(previous[0], self._foreign[0])
+        worker.foreign_waiting = min(previous[1], self._foreign[1])
 
 
 def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:

@@ -102,6 +102,13 @@ class EventSource:
             case "lost":
                 self._become(Trust.STALE, reason)
 
+    def note_reset(self, reason: str) -> None:
+        """The engine's cache was emptied by a call somebody made; its own word for it comes with its next step."""
+        self._index.purge(self._worker_id)
+        self._lossy = None
+        if self.trust.level is Trust.PARTIAL:
+            self._become(Trust.SYNCED, reason)
+
     def _known_empty(self, seq: int) -> None:
         """A clear makes the whole state known again, whatever was lost before it."""
         self._lossy = None

@@ -35,6 +35,11 @@ class Worker:
     trust: TrustState
     source: EventSource | None = None
     models: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()
+    """Those of its models that are LoRA adapters: their name is part of what their blocks contain."""
+    foreign_running: int = 0
+    """Running requests that this router did not send, as far as scrapes can tell."""
+    foreign_waiting: int = 0
     healthy: bool = False
     health_reason: str = "not checked yet"
     failed_checks: int = 0

@@ -1,0 +1,9 @@
+"""The admin app: metrics, workers, decisions and the index, on a port of its own.
+
+Here: read-only views for operators and scrapers. Not here: anything the data path waits for.
+"""
+
+from kvatlas.admin.api import AdminState, make_admin_app
+from kvatlas.admin.metrics import METRICS, MetricsCollector
+
+__all__ = ["METRICS", "AdminState", "MetricsCollector", "make_admin_app"]

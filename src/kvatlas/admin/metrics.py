@@ -1,0 +1,249 @@
+"""Prometheus metrics, read from plain counters when a scrape comes; the data path never touches a metrics library.
+
+`METRICS` is the whole list: the collector takes names and help from it, docs/metrics.md is generated from it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvatlas.fleet import Fleet, Trust, Worker
+from kvatlas.gateway import GatewayStats, HistogramSnapshot
+from kvatlas.gateway.fleet_planner import FleetPlanner
+from kvatlas.index import PrefixIndex
+
+__all__ = ["METRICS", "MetricsCollector"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInfo:
+    """One metric: what it is called, what it counts, how it is split."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+
+
+METRICS = (
+    MetricInfo("kvatlas_requests_total", "counter", (), "Requests read whole and given to the planner."),
+    MetricInfo("kvatlas_in_flight", "gauge", (), "Requests being served now."),
+    MetricInfo("kvatlas_client_aborts_total", "counter", (), "Requests whose client left before the end."),
+    MetricInfo("kvatlas_retries_total", "counter", (), "Requests sent to a second worker after a failed connection."),
+    MetricInfo(
+        "kvatlas_refused_total", "counter", ("code",), "Error answers made by the gateway itself, by error code."
+    ),
+    MetricInfo(
+        "kvatlas_render_errors_total",
+        "counter",
+        (),
+        "Requests routed without the index because their tokens could not be known.",
+    ),
+    MetricInfo(
+        "kvatlas_parity_mismatches_total",
+        "counter",
+        (),
+        "Responses whose usage.prompt_tokens differs from our own token count.",
+    ),
+    MetricInfo(
+        "kvatlas_worker_responses_total",
+        "counter",
+        ("worker", "status_class"),
+        "Responses by worker and status class (`none`: no answer).",
+    ),
+    MetricInfo(
+        "kvatlas_worker_errors_total", "counter", ("worker", "code"), "Attempts that an engine failed, by error code."
+    ),
+    MetricInfo("kvatlas_worker_in_flight", "gauge", ("worker",), "Attempts in flight at this worker."),
+    MetricInfo(
+        "kvatlas_worker_ttft_seconds",
+        "histogram",
+        ("worker",),
+        "Time from the whole request to the first byte of the response body.",
+    ),
+    MetricInfo(
+        "kvatlas_worker_duration_seconds",
+        "histogram",
+        ("worker",),
+        "Time from the whole request to the end of the response.",
+    ),
+    MetricInfo("kvatlas_worker_healthy", "gauge", ("worker",), "1 when health checks pass."),
+    MetricInfo(
+        "kvatlas_worker_trust", "gauge", ("worker", "trust"), "1 for the present trust of the worker's event stream."
+    ),
+    MetricInfo(
+        "kvatlas_worker_queued_prefill_tokens",
+        "gauge",
+        ("worker",),
+        "Uncached prompt tokens reckoned to be ahead of a new request.",
+    ),
+    MetricInfo("kvatlas_worker_prefill_tokens_per_second", "gauge", ("worker",), "Measured prefill speed."),
+    MetricInfo(
+        "kvatlas_worker_uncached_tokens_total",
+        "counter",
+        ("worker",),
+        "Prompt tokens sent here that had to be computed, as predicted.",
+    ),
+    MetricInfo("kvatlas_index_resident_blocks", "gauge", ("worker",), "Distinct (block, medium, group) held."),
+    MetricInfo(
+        "kvatlas_index_orphan_blocks", "gauge", ("worker",), "Blocks that wait for a parent nobody has announced."
+    ),
+    MetricInfo(
+        "kvatlas_index_unknown_removals_total",
+        "counter",
+        ("worker",),
+        "Removals of blocks that were never announced: a sign of lost batches.",
+    ),
+    MetricInfo("kvatlas_events_batches_total", "counter", ("worker",), "Event batches applied."),
+    MetricInfo("kvatlas_events_total", "counter", ("worker",), "Events applied."),
+    MetricInfo(
+        "kvatlas_events_malformed_total", "counter", ("worker", "what"), "Batches and events that could not be read."
+    ),
+    MetricInfo("kvatlas_events_unknown_total", "counter", ("worker",), "Events of kinds this release does not know."),
+    MetricInfo("kvatlas_events_gaps_total", "counter", ("worker",), "Losses that replay could not mend."),
+    MetricInfo("kvatlas_events_lives_total", "counter", ("worker",), "Publisher lives seen."),
+    MetricInfo(
+        "kvatlas_predictions_total",
+        "counter",
+        ("worker", "result"),
+        "Predicted against reported cached tokens: equal, over, under.",
+    ),
+    MetricInfo(
+        "kvatlas_predicted_cached_tokens_total",
+        "counter",
+        ("worker",),
+        "Cached tokens predicted, where the engine reported its own count.",
+    ),
+    MetricInfo(
+        "kvatlas_reported_cached_tokens_total",
+        "counter",
+        ("worker",),
+        "Cached tokens reported by engines for those requests.",
+    ),
+)
+
+_Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+class MetricsCollector(Collector):
+    """Turns the gateway's and the fleet's counters into samples at scrape time. Cost: O(workers)."""
+
+    def __init__(self, fleet: Fleet, index: PrefixIndex, gateway: GatewayStats, planner: FleetPlanner) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._gateway = gateway
+        self._planner = planner
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of `METRICS`, in order."""
+        values = self._values()
+        histograms = {
+            "kvatlas_worker_ttft_seconds": lambda worker: worker.ttft_s,
+            "kvatlas_worker_duration_seconds": lambda worker: worker.duration_s,
+        }
+        snapshot = self._gateway.snapshot()
+        for info in METRICS:
+            if info.kind == "histogram":
+                pick = histograms[info.name]
+                yield _histogram(info, [(worker_id, pick(w)) for worker_id, w in snapshot.workers.items()])
+            else:
+                yield _family(info, values[info.name]())
+
+    def _values(self) -> dict[str, Callable[[], _Samples]]:
+        gateway = self._gateway.snapshot()
+        planner = self._planner
+
+        def one(value: float) -> Callable[[], _Samples]:
+            return lambda: [((), value)]
+
+        def each(read: Callable[[Worker], float]) -> Callable[[], _Samples]:
+            return lambda: [((worker.worker_id,), read(worker)) for worker in self._fleet.workers]
+
+        return {
+            "kvatlas_requests_total": one(gateway.requests),
+            "kvatlas_in_flight": one(gateway.in_flight),
+            "kvatlas_client_aborts_total": one(gateway.client_aborts),
+            "kvatlas_retries_total": one(gateway.retries),
+            "kvatlas_refused_total": lambda: [((code,), n) for code, n in gateway.refused_by_code.items()],
+            "kvatlas_render_errors_total": one(planner.render_errors),
+            "kvatlas_parity_mismatches_total": one(planner.parity_mismatches),
+            "kvatlas_worker_responses_total": lambda: [
+                ((worker_id, f"{status_class}xx" if status_class else "none"), n)
+                for worker_id, w in gateway.workers.items()
+                for status_class, n in enumerate(w.responses_by_class)
+                if n
+            ],
+            "kvatlas_worker_errors_total": lambda: [
+                ((worker_id, code), n)
+                for worker_id, w in gateway.workers.items()
+                for code, n in w.errors_by_code.items()
+            ],
+            "kvatlas_worker_in_flight": lambda: [
+                ((worker_id,), w.in_flight) for worker_id, w in gateway.workers.items()
+            ],
+            "kvatlas_worker_healthy": each(lambda w: w.healthy),
+            "kvatlas_worker_trust": lambda: [
+                ((w.worker_id, level.value), w.trust.level is level) for w in self._fleet.workers for level in Trust
+            ],
+            "kvatlas_worker_queued_prefill_tokens": each(lambda w: w.load.queued_prefill_tokens),
+            "kvatlas_worker_prefill_tokens_per_second": each(lambda w: w.load.prefill_tokens_per_s),
+            "kvatlas_worker_uncached_tokens_total": each(lambda w: w.load.uncached_tokens_total),
+            **self._event_values(each),
+        }
+
+    def _event_values(
+        self, each: Callable[[Callable[[Worker], float]], Callable[[], _Samples]]
+    ) -> dict[str, Callable[[], _Samples]]:
+        def stats(worker: Worker) -> "object":
+            return worker.source.stats if worker.source else None
+
+        def stream(name: str) -> Callable[[], _Samples]:
+            return each(lambda w: getattr(stats(w), name, 0))
+
+        index = self._index
+        return {
+            "kvatlas_index_resident_blocks": each(lambda w: index.stats(w.worker_id).resident_now),
+            "kvatlas_index_orphan_blocks": each(lambda w: index.stats(w.worker_id).orphans_now),
+            "kvatlas_index_unknown_removals_total": each(lambda w: index.stats(w.worker_id).unknown_removals),
+            "kvatlas_events_batches_total": stream("batches"),
+            "kvatlas_events_total": stream("events"),
+            "kvatlas_events_malformed_total": lambda: [
+                ((w.worker_id, what), getattr(stats(w), f"malformed_{what}", 0))
+                for w in self._fleet.workers
+                for what in ("batches", "events")
+            ],
+            "kvatlas_events_unknown_total": stream("unknown_events"),
+            "kvatlas_events_gaps_total": stream("gaps"),
+            "kvatlas_events_lives_total": stream("lives"),
+            "kvatlas_predictions_total": lambda: [
+                ((w.worker_id, result), getattr(w.audit, result))
+                for w in self._fleet.workers
+                for result in ("equal", "over", "under")
+            ],
+            "kvatlas_predicted_cached_tokens_total": each(lambda w: w.audit.predicted_tokens),
+            "kvatlas_reported_cached_tokens_total": each(lambda w: w.audit.reported_tokens),
+        }
+
+
+def _family(info: MetricInfo, samples: _Samples) -> Metric:
+    kind = CounterMetricFamily if info.kind == "counter" else GaugeMetricFamily
+    family = kind(info.name, info.help, labels=info.labels)
+    for labels, value in samples:
+        family.add_metric(labels, float(value))
+    return family
+
+
+def _histogram(info: MetricInfo, samples: Iterable[tuple[str, HistogramSnapshot]]) -> Metric:
+    family = HistogramMetricFamily(info.name, info.help, labels=info.labels)
+    for worker_id, snapshot in samples:
+        buckets: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip(snapshot.bounds, snapshot.counts, strict=False):
+            running += count
+            buckets.append((str(bound), running))
+        buckets.append(("+Inf", snapshot.count))
+        family.add_metric([worker_id], buckets, sum_value=snapshot.total)
+    return family

@@ -1,0 +1,137 @@
+"""Workers as the admin app shows them."""
+
+import msgspec
+
+from kvatlas.fleet import Worker
+from kvatlas.index import PrefixIndex
+
+__all__ = ["WorkerView", "view_worker"]
+
+
+class TrustView(msgspec.Struct):
+    """How far the worker's column can be believed."""
+
+    level: str
+    reason: str
+    age_s: float
+
+
+class StreamView(msgspec.Struct):
+    """What came from its event stream."""
+
+    batches: int
+    events: int
+    last_seq: int
+    last_batch_age_s: float | None
+    gaps: int
+    lives: int
+    malformed_batches: int
+    malformed_events: int
+    unknown_events: int
+
+
+class IndexView(msgspec.Struct):
+    """What the index knows of it."""
+
+    block_size: int | None
+    resident_blocks: int
+    orphan_blocks: int
+    stored_blocks: int
+    removed_blocks: int
+    unknown_removals: int
+    unpaired_blocks: int
+
+
+class LoadView(msgspec.Struct):
+    """How busy it is."""
+
+    in_flight: int
+    queued_prefill_tokens: int
+    prefill_tokens_per_s: float
+    requests_total: int
+    uncached_tokens_total: int
+    engine_running: int
+    engine_waiting: int
+    engine_kv_usage: float
+
+
+class PredictionView(msgspec.Struct):
+    """Predicted against reported cached tokens."""
+
+    compared: int
+    equal: int
+    over: int
+    under: int
+    predicted_tokens: int
+    reported_tokens: int
+
+
+class WorkerView(msgspec.Struct):
+    """One worker, whole."""
+
+    id: str
+    url: str
+    rank: int
+    models: tuple[str, ...]
+    healthy: bool
+    health_reason: str
+    trust: TrustView
+    stream: StreamView | None
+    index: IndexView
+    load: LoadView
+    predictions: PredictionView
+
+
+def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
+    """Copy a worker's state. `now_s` is monotonic."""
+    stats = index.stats(worker.worker_id)
+    load, gauges, audit, trust = worker.load, worker.gauges, worker.audit, worker.trust
+    return WorkerView(
+        id=worker.worker_id,
+        url=worker.config.url,
+        rank=worker.config.rank,
+        models=worker.models,
+        healthy=worker.healthy,
+        health_reason=worker.health_reason,
+        trust=TrustView(trust.level.value, trust.reason, round(now_s - trust.since_s, 3)),
+        stream=_view_stream(worker, now_s),
+        index=IndexView(
+            index.block_size(worker.worker_id),
+            stats.resident_now,
+            stats.orphans_now,
+            stats.stored_blocks,
+            stats.removed_blocks,
+            stats.unknown_removals,
+            stats.unpaired_blocks,
+        ),
+        load=LoadView(
+            load.in_flight,
+            load.queued_prefill_tokens,
+            round(load.prefill_tokens_per_s, 1),
+            load.requests_total,
+            load.uncached_tokens_total,
+            gauges.running_requests,
+            gauges.waiting_requests,
+            gauges.kv_usage,
+        ),
+        predictions=PredictionView(
+            audit.compared, audit.equal, audit.over, audit.under, audit.predicted_tokens, audit.reported_tokens
+        ),
+    )
+
+
+def _view_stream(worker: Worker, now_s: float) -> StreamView | None:
+    if worker.source is None:
+        return None
+    stats = worker.source.stats
+    return StreamView(
+        batches=stats.batches,
+        events=stats.events,
+        last_seq=stats.last_seq,
+        last_batch_age_s=round(now_s - stats.last_batch_s, 3) if stats.batches else None,
+        gaps=stats.gaps,
+        lives=stats.lives,
+        malformed_batches=stats.malformed_batches,
+        malformed_events=stats.malformed_events,
+        unknown_events=stats.unknown_events,
+    )

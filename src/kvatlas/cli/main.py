@@ -1,0 +1,55 @@
+"""Entry point: finds the subcommand, imports only that one, and turns our errors into one line and exit code 2."""
+
+import importlib
+import sys
+
+import click
+
+from kvatlas import __version__
+from kvatlas.errors import KvAtlasError
+
+__all__ = ["cli", "main"]
+
+COMMANDS = {
+    "bench": ("kvatlas.cli.bench", "Measure what we cost, beside a peer in the same run."),
+    "demo": ("kvatlas.cli.demo", "Simulated fleet, gateway and load: round robin against cost, in one table."),
+    "events": ("kvatlas.cli.events", "Look at KV event streams: replay a recording, tail a live one."),
+    "hash": ("kvatlas.cli.hash", "Print the block hashes an engine computes for token ids."),
+    "index": ("kvatlas.cli.index", "Ask a running gateway's index who holds a prompt."),
+    "serve": ("kvatlas.cli.serve", "Run the gateway in front of engines."),
+    "sim": ("kvatlas.cli.sim", "Run simulated engines that answer like vLLM."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they run, so that `kvatlas hash` does not wait for a web server."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name][0]}.command is {type(command)}, expected a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvatlas")
+def cli() -> None:
+    """kvatlas: send each LLM request to the engine that already holds its prefix."""
+
+
+def main() -> None:
+    """Run the command line; exit 2 with one clear line when the input or the configuration is at fault."""
+    try:
+        cli(prog_name="kvatlas")
+    except KvAtlasError as error:
+        click.echo(f"kvatlas: {error.message}", err=True)
+        sys.exit(2)

@@ -1,0 +1,115 @@
+"""The whole gateway in one process: built from its configuration, started, drained and stopped in order."""
+
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from kvatlas.admin import AdminState, make_admin_app
+from kvatlas.clock import SystemClock
+from kvatlas.config import ServeConfig
+from kvatlas.errors import ConfigError
+from kvatlas.fleet import Fleet
+from kvatlas.gateway import GatewayConfig, GatewayServer, Timeouts
+from kvatlas.gateway.fleet_planner import FleetPlanner
+from kvatlas.hashing import BlockKeyHasher
+from kvatlas.index import PrefixIndex
+from kvatlas.rendering import LocalRenderer
+from kvatlas.routing import DecisionLog, Picker, make_policy
+
+__all__ = ["Service"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the service listens, free ports resolved."""
+
+    gateway: int
+    admin: int
+
+
+class Service:
+    """A gateway over a fleet, with its admin app.
+
+    Args:
+        config: checked settings.
+
+    Raises:
+        ConfigError: a tokenizer cannot be loaded, or the policy is unknown.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._clock = SystemClock()
+        self._renderers = {
+            model: LocalRenderer.load(source, clock=self._clock) for model, source in config.tokenizers.items()
+        }
+        self._policy = make_policy(config.policy, seed=config.seed or 0)
+        self._index = PrefixIndex(BlockKeyHasher(config.seed))
+        self._fleet = Fleet(config, self._index, self._clock)
+        self._session: aiohttp.ClientSession | None = None
+        self._server: GatewayServer | None = None
+        self._admin: web.AppRunner | None = None
+
+    async def start(self) -> Ports:
+        """Bring up workers, admin app and gateway, in this order.
+
+        Raises:
+            ConfigError: a port cannot be bound, or a worker is given twice.
+        """
+        config = self._config
+        await self._fleet.start()
+        self._session = aiohttp.ClientSession()
+        log = DecisionLog(config.decision_log_size)
+        planner = FleetPlanner(
+            self._fleet,
+            self._index,
+            Picker(self._policy, self._clock, log),
+            renderers=self._renderers,
+            session=self._session,
+            render_timeout_s=config.render_timeout_s,
+        )
+        timeouts = Timeouts(
+            connect_s=config.connect_timeout_s, first_byte_s=config.first_byte_timeout_s, idle_s=config.idle_timeout_s
+        )
+        server_config = GatewayConfig(
+            host=config.host, port=config.port, max_body_bytes=config.max_body_bytes, timeouts=timeouts
+        )
+        self._server = GatewayServer(server_config, planner, self._clock)
+        state = AdminState(self._fleet, self._index, log, planner, self._server.stats, self._policy.name, self._clock)
+        admin_port = await self._start_admin(state)
+        try:
+            gateway_port = await self._server.start()
+        except OSError as error:
+            raise _cannot_bind("gateway", config.host, config.port, error) from error
+        return Ports(gateway_port, admin_port)
+
+    async def close(self) -> None:
+        """Let running requests end (up to the configured drain time), then stop everything."""
+        if self._server is not None:
+            await self._server.close(self._config.drain_s)
+        if self._admin is not None:
+            await self._admin.cleanup()
+        await self._fleet.close()
+        if self._session is not None:
+            await self._session.close()
+        for renderer in self._renderers.values():
+            renderer.close()
+
+    async def _start_admin(self, state: AdminState) -> int:
+        config = self._config
+        self._admin = web.AppRunner(make_admin_app(state), access_log=None)
+        await self._admin.setup()
+        site = web.TCPSite(self._admin, config.admin_host, config.admin_port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise _cannot_bind("admin app", config.admin_host, config.admin_port, error) from error
+        port: int = self._admin.addresses[0][1]
+        return port
+
+
+def _cannot_bind(what: str, host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the {what} cannot listen on {host}:{port}: {error.strerror or error}; choose another port or address"
+    )

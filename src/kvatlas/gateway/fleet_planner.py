@@ -1,0 +1,274 @@
+"""The planner of a real fleet: render the prompt, ask the index, let the policy pick, keep the books.
+
+A request that cannot be rendered, or whose path carries no prompt, is still served: it is routed by load alone, makes
+no prediction, and its decision record says why.
+"""
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+
+from kvatlas.errors import ModelNotFound, NoWorkerAvailable, RenderError
+from kvatlas.fleet import Fleet, Ticket, Trust, Worker
+from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Target
+from kvatlas.hashing import Lora, RequestExtras
+from kvatlas.index import PrefixIndex, WorkerMatch
+from kvatlas.rendering import EngineRenderer, LocalRenderer, ParsedRequest, RenderedPrompt, parse_request
+from kvatlas.routing import Candidate, DecisionRecord, Picker, RoutingRequest
+
+__all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
+
+ANY_MODEL = "*"
+"""Key of the tokenizer that serves every model without one of its own."""
+_INLINE_RENDER_BYTES = 16_384
+"""Bodies up to this size are rendered on the event loop; larger ones in a thread."""
+_UNRENDERED_BYTES_PER_TOKEN = 4
+"""Guess of a prompt's length where it could not be tokenised: only its share of the load rests on it."""
+
+
+@dataclass(slots=True)
+class _Books:
+    """What one plan promised and whom it charged."""
+
+    uncached_tokens: dict[str, int]
+    predicted_tokens: dict[str, int]
+    rendered_tokens: int | None
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+
+
+class FleetPlan(Plan, frozen=True, gc=True):
+    """A plan with its decision record and its books."""
+
+    record: DecisionRecord | None = None
+    books: _Books | None = None
+
+
+class FleetPlanner:
+    """Plans requests over a fleet.
+
+    Args:
+        renderers: model name (or `ANY_MODEL`) -> local renderer; where none fits, the engine's own /tokenize is asked.
+        session: for those calls; stays the caller's.
+        render_timeout_s: how long such a call may take.
+
+    The planner's own cost per request is the rendering, one walk of the index per distinct block size and one policy
+    call.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        picker: Picker,
+        *,
+        renderers: Mapping[str, LocalRenderer],
+        session: aiohttp.ClientSession,
+        render_timeout_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._picker = picker
+        self._renderers = dict(renderers)
+        self._session = session
+        self._render_timeout_s = render_timeout_s
+        self._engine_renderers: dict[str, EngineRenderer] = {}
+        self._targets: dict[str, Target] = {}
+        self._turn = 0
+        self.render_errors = 0
+        self.parity_mismatches = 0
+
+    def plan(self, request: GatewayRequest) -> Plan | Awaitable[Plan]:
+        """Choose workers for a request.
+
+        Raises:
+            BadRequest: the body is not what its path asks for.
+            ModelNotFound: nobody serves the model.
+            NoWorkerAvailable: nobody is healthy.
+        """
+        parsed = parse_request(request.path, request.body)
+        workers = self._candidates(parsed.model)
+        if parsed.api == "other":
+            return self._decide(request, parsed, workers, (), "no prompt on this path")
+        if parsed.chat is None and all(not isinstance(prompt, str) for prompt in parsed.prompts):
+            extras = RequestExtras(cache_salt=parsed.cache_salt)
+            prompts = tuple(RenderedPrompt(prompt, extras) for prompt in parsed.prompts if not isinstance(prompt, str))
+            return self._decide(request, parsed, workers, prompts, None)
+        renderer = self._renderers.get(parsed.model or ANY_MODEL) or self._renderers.get(ANY_MODEL)
+        if renderer is not None and parsed.body_bytes <= _INLINE_RENDER_BYTES:
+            try:
+                prompts = renderer.render_now(parsed)
+            except RenderError as error:
+                return self._unrendered(request, parsed, workers, error)
+            return self._decide(request, parsed, workers, prompts, None)
+        return self._plan_later(request, parsed, renderer or self._engine_renderer(workers), workers)
+
+    def dispatched(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
+        """Charge the worker before its connection is even made, so that the next decision sees it."""
+        worker, books = self._fleet.get(target.worker_id), _books_of(plan)
+        if worker is not None and books is not None:
+            books.tickets[target.worker_id] = worker.load.dispatch(books.uncached_tokens.get(target.worker_id, 1))
+
+    def first_byte(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
+        """The worker's prefill of this request is over."""
+        worker, ticket = self._ticket_of(plan, target)
+        if worker is not None and ticket is not None:
+            worker.load.first_token(ticket)
+
+    def finished(self, request: GatewayRequest, plan: Plan, target: Target | None, outcome: Outcome) -> None:
+        """Release the worker, hold the prediction against the engine's word, look at engines that failed."""
+        if target is None:
+            return
+        worker, ticket = self._ticket_of(plan, target)
+        if worker is None:
+            return
+        if ticket is not None:
+            worker.load.finish(ticket)
+        if outcome.kind in ("connect_error", "upstream_error", "timeout"):
+            self._fleet.check_soon(target.worker_id)
+        self._audit(plan, worker, outcome)
+
+    def ready(self) -> bool:
+        """Whether any worker is healthy."""
+        return self._fleet.ready
+
+    async def _plan_later(
+        self,
+        request: GatewayRequest,
+        parsed: ParsedRequest,
+        renderer: LocalRenderer | EngineRenderer,
+        workers: list[Worker],
+    ) -> Plan:
+        try:
+            prompts = await renderer.render(parsed)
+        except RenderError as error:
+            return self._unrendered(request, parsed, workers, error)
+        # Workers may have died while the prompt was rendered: ask again.
+        return self._decide(request, parsed, self._candidates(parsed.model), prompts, None)
+
+    def _unrendered(
+        self, request: GatewayRequest, parsed: ParsedRequest, workers: list[Worker], error: RenderError
+    ) -> Plan:
+        self.render_errors += 1
+        return self._decide(request, parsed, workers, (), error.message)
+
+    def _candidates(self, model: str | None) -> list[Worker]:
+        workers = self._fleet.candidates(model)
+        if workers:
+            return workers
+        if self._fleet.ready:
+            served = ", ".join(self._fleet.models) or "unknown"
+            raise ModelNotFound(f"The model `{model}` does not exist. Models served here: {served}.")
+        reasons = "; ".join(f"{w.worker_id}: {w.health_reason}" for w in self._fleet.workers) or "none is configured"
+        raise NoWorkerAvailable(f"no healthy worker: {reasons}. Try again later.")
+
+    def _decide(
+        self,
+        request: GatewayRequest,
+        parsed: ParsedRequest,
+        workers: list[Worker],
+        prompts: tuple[RenderedPrompt, ...],
+        no_index: str | None,
+    ) -> FleetPlan:
+        matches = [self._match(prompt, parsed.model, workers) for prompt in prompts]
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        if no_index is not None:
+            prompt_tokens = parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN
+        candidates = [
+            _candidate(
+                worker, sum(match[worker.worker_id].hit_tokens for match in matches if worker.worker_id in match)
+            )
+            for worker in workers
+        ]
+        record = self._picker.pick(
+            RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens), candidates, unrendered=no_index
+        )
+        books = _Books(
+            uncached_tokens={
+                c.worker_id: max(1, prompt_tokens - round(c.confidence * c.hit_tokens)) for c in candidates
+            },
+            predicted_tokens={} if no_index is not None else _predictions(workers, matches),
+            rendered_tokens=len(prompts[0].token_ids) if len(prompts) == 1 else None,
+        )
+        targets = tuple(self._target(workers[i]) for i in record.order)
+        return FleetPlan(
+            targets=targets, predicted_tokens=books.predicted_tokens.get(record.chosen), record=record, books=books
+        )
+
+    def _match(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> dict[str, WorkerMatch]:
+        extras = prompt.extras
+        if model is not None and any(model in worker.adapters for worker in workers):
+            extras = replace(extras, lora=Lora(model))
+        return self._index.match(prompt.token_ids, extras=extras, worker_ids=[worker.worker_id for worker in workers])
+
+    def _engine_renderer(self, workers: list[Worker]) -> EngineRenderer:
+        self._turn += 1
+        url = workers[self._turn % len(workers)].base_url
+        renderer = self._engine_renderers.get(url)
+        if renderer is None:
+            renderer = EngineRenderer(url, self._session, timeout_s=self._render_timeout_s)
+            self._engine_renderers[url] = renderer
+        return renderer
+
+    def _target(self, worker: Worker) -> Target:
+        target = self._targets.get(worker.worker_id)
+        if target is None:
+            rank = worker.config.rank
+            headers = ((b"X-data-parallel-rank", str(rank).encode()),) if rank else ()
+            target = Target(worker.worker_id, worker.host.strip("[]"), worker.port, worker.base_path, headers)
+            self._targets[worker.worker_id] = target
+        return target
+
+    def _ticket_of(self, plan: Plan, target: Target) -> tuple[Worker | None, Ticket | None]:
+        books = _books_of(plan)
+        return self._fleet.get(target.worker_id), books.tickets.get(target.worker_id) if books else None
+
+    def _audit(self, plan: Plan, worker: Worker, outcome: Outcome) -> None:
+        books = _books_of(plan)
+        if books is None or outcome.kind != "ok" or not 200 <= outcome.status < 300:
+            return
+        if books.rendered_tokens is None:
+            return
+        if outcome.prompt_tokens is not None and outcome.prompt_tokens != books.rendered_tokens:
+            self.parity_mismatches += 1
+        predicted = books.predicted_tokens.get(worker.worker_id)
+        if outcome.cached_tokens is not None:
+            if isinstance(plan, FleetPlan) and plan.record is not None:
+                self._picker.log.set_outcome(plan.record.request_id, actual_tokens=outcome.cached_tokens)
+            if predicted is not None:
+                worker.audit.record(predicted, outcome.cached_tokens)
+
+
+def _books_of(plan: Plan) -> _Books | None:
+    return plan.books if isinstance(plan, FleetPlan) else None
+
+
+def _candidate(worker: Worker, hit_tokens: int) -> Candidate:
+    load = worker.load
+    return Candidate(
+        worker_id=worker.worker_id,
+        hit_tokens=hit_tokens,
+        confidence=worker.trust.level.confidence,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        running_requests=load.in_flight + worker.foreign_running,
+        waiting_requests=worker.foreign_waiting,
+        kv_usage=worker.gauges.kv_usage,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        decode_step_s=load.decode_step_s,
+        trust=worker.trust.level.value,
+    )
+
+
+def _predictions(workers: list[Worker], matches: list[dict[str, WorkerMatch]]) -> dict[str, int]:
+    """What each worker will report as cached, of those whose stream is wholly known.
+
+    Source: vLLM 0.32.0 takes `usage.prompt_tokens_details` of a completions request from its last prompt.
+    """
+    if not matches:
+        return {}
+    last = matches[-1]
+    return {
+        worker.worker_id: last[worker.worker_id].hit_tokens if worker.worker_id in last else 0
+        for worker in workers
+        if worker.trust.level is Trust.SYNCED
+    }
