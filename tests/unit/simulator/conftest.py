@@ -1,0 +1,79 @@
+"""An engine's scheduler on a small pool, driven by hand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvatlas.hashing import VllmHasher
+from kvatlas.prefix_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheManager, Request
+from kvatlas.simulator import EngineRequest, SamplingParams, Scheduler, SchedulerLimits, StepPlan, StepResult
+
+EOS = 999
+
+
+@dataclass
+class CountingTokens:
+    """Output tokens 100, 101, ...; `EOS` at `end` when given."""
+
+    end: int | None = None
+
+    def token_id(self, index):
+        return EOS if index == self.end else 100 + index
+
+
+@dataclass
+class SchedulerDriver:
+    """A scheduler, its cache, and the requests put into it."""
+
+    block_size: int
+    cache: KVCacheManager
+    scheduler: Scheduler
+    hasher: VllmHasher
+    requests: dict[str, EngineRequest] = field(default_factory=dict)
+
+    def add(self, name: str, prompt: Sequence[int], *, end: int | None = None, **params) -> EngineRequest:
+        request = EngineRequest(
+            request=Request(name, prompt, self.hasher, self.block_size),
+            params=SamplingParams(**params),
+            source=CountingTokens(end),
+        )
+        self.requests[name] = request
+        self.scheduler.add(request)
+        return request
+
+    def finish(self, plan: StepPlan) -> StepResult:
+        tokens = [share.request.source.token_id(share.request.request.num_output_tokens) for share in plan.scheduled]
+        return self.scheduler.update(plan, tokens)
+
+    def step(self) -> tuple[StepPlan, StepResult]:
+        plan = self.scheduler.schedule()
+        return plan, self.finish(plan)
+
+    def run(self, most_steps: int = 1000) -> list[StepPlan]:
+        plans = []
+        while self.scheduler.has_requests:
+            plans.append(self.step()[0])
+            assert len(plans) <= most_steps, "the scheduler makes no progress"
+        return plans
+
+
+@pytest.fixture
+def make_driver() -> Callable[..., SchedulerDriver]:
+    """A driver factory: `num_blocks` counts the null block."""
+
+    def make(num_blocks: int = 11, block_size: int = 4, *, max_model_len: int = 40, budget: int = 64, seqs: int = 16):
+        cache = KVCacheManager(
+            KVCacheConfig(
+                num_blocks=num_blocks,
+                groups=(KVCacheGroup(FullAttentionSpec(block_size)),),
+                hash_block_size=block_size,
+                max_model_len=max_model_len,
+            )
+        )
+        limits = SchedulerLimits(
+            max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=max_model_len, eos_token_id=EOS
+        )
+        return SchedulerDriver(block_size, cache, Scheduler(cache, limits), VllmHasher("sha256_cbor", "0"))
+
+    return make
