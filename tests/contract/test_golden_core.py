@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from support.core_replay import first_difference, replay
 from support.golden import VECTORS, golden_files
 
