@@ -29,7 +29,7 @@ check: $(VENV_STAMP) ## lint, format, types, import floors
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/contract/test_imports.py
 
-test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 6 GB of memory)
+test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 5 GB of memory)
 	@KVATLAS_REQUIRE_REAL=1 $(BIN)/pytest -q --durations=5 tests/real_engine
 
 bench: $(VENV_STAMP) ## CPU time the gateway adds to a request
@@ -48,7 +48,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable . --group dev
 	@touch $@
 
-$(REAL_STAMP): scripts/install_real_vllm.sh
+$(REAL_STAMP): scripts/install_real_vllm.sh scripts/real_vllm_constraints.txt
 	@echo "installing vLLM for CPU into .venv-real (2 to 3 minutes, 3 GB)"
 	@scripts/install_real_vllm.sh .venv-real $(REAL_PYTHON)
 	@touch $@

