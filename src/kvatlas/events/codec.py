@@ -149,7 +149,7 @@ def peek_ts(payload: Buffer) -> float | None:
     """The timestamp of a batch without decoding it; None when it does not start as engines' batches do. O(1)."""
     if len(payload) < 10 or not 0x92 <= payload[0] <= 0x9F or payload[1] != 0xCB:
         return None
-    return cast("float", struct.unpack_from(">d", payload, 1)[0])
+    return cast("float", struct.unpack_from(">d", payload, 2)[0])
 
 
 def _peek_event_count(payload: Buffer) -> int:

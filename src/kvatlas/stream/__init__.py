@@ -1,0 +1,24 @@
+"""The event stream over ZMQ: publish it, follow it, read recordings of it. ZMQ lives in this room only.
+
+What a batch means is not known here: payloads go to an `EventSink` undecoded, and the order is `kvatlas.events`'
+affair.
+"""
+
+from kvatlas.stream.endpoints import binds, offset_endpoint
+from kvatlas.stream.publisher import PublisherClosed, PublisherConfig, ZmqEventPublisher
+from kvatlas.stream.sink import EventSink, StreamStatus
+from kvatlas.stream.subscriber import ZmqEventSubscriber
+from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
+
+__all__ = [
+    "EventSink",
+    "PublisherClosed",
+    "PublisherConfig",
+    "StreamCounters",
+    "StreamStatus",
+    "SubscriberConfig",
+    "ZmqEventPublisher",
+    "ZmqEventSubscriber",
+    "binds",
+    "offset_endpoint",
+]

@@ -1,0 +1,61 @@
+"""ZMQ endpoint strings as engines read them: who binds, and where the ports of data-parallel ranks lie."""
+
+import zmq
+
+from kvatlas.errors import ConfigError
+
+__all__ = ["binds", "offset_endpoint"]
+
+
+def binds(endpoint: str) -> bool:
+    """Whether an engine binds its PUB socket to `endpoint`; it connects to any other, `tcp://0.0.0.0:5557` included.
+
+    Source: spec/vllm.md 8.4.
+    """
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+def offset_endpoint(endpoint: str, data_parallel_rank: int) -> str:
+    """The endpoint of one rank: port + rank for tcp, a suffix for inproc; rank 0 and port 0 stay as they are.
+
+    Source: spec/vllm.md 8.4, section 11 number 61.
+
+    Raises:
+        ConfigError: the endpoint has no room for a rank (ipc), or no port.
+    """
+    if not endpoint or data_parallel_rank == 0:
+        return endpoint
+    if "inproc" in endpoint:
+        return f"{endpoint}_dp{data_parallel_rank}"
+    if "tcp" not in endpoint:
+        raise ConfigError(
+            f"endpoint {endpoint!r} has no place for rank {data_parallel_rank}: expected 'inproc' or 'tcp'"
+        )
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"endpoint {endpoint!r} has no port: expected tcp://HOST:PORT")
+    return endpoint if int(port) == 0 else f"{host}:{int(port) + data_parallel_rank}"
+
+
+def bind_or_connect(socket: "zmq.Socket[bytes]", endpoint: str, *, bind: bool) -> str:
+    """Attach the socket and return the endpoint with its real port when port 0 was asked for.
+
+    Raises:
+        ConfigError: the endpoint is malformed, taken, or asks to connect to port 0.
+    """
+    if not bind and endpoint.endswith(":0"):
+        raise ConfigError(f"cannot connect to {endpoint!r}: port 0 means 'any free port' and needs bind=True")
+    if "::" in endpoint or "[" in endpoint:
+        socket.setsockopt(zmq.IPV6, 1)
+    try:
+        if not bind:
+            socket.connect(endpoint)
+            return endpoint
+        socket.bind(endpoint)
+    except (zmq.ZMQError, OSError) as error:
+        verb = "bind" if bind else "connect to"
+        raise ConfigError(f"cannot {verb} {endpoint!r}: {error}; expected tcp://HOST:PORT with a free port") from error
+    if not endpoint.endswith(":0"):
+        return endpoint
+    port = socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return f"{endpoint.rpartition(':')[0]}:{port}"

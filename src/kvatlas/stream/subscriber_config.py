@@ -1,0 +1,47 @@
+"""What a subscriber is told before it starts, and what it counts while it runs."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+__all__ = ["StreamCounters", "SubscriberConfig"]
+
+
+class SubscriberConfig(msgspec.Struct, frozen=True):
+    """Which stream to follow, and how patiently. Durations are in seconds.
+
+    `topic` is a prefix; the empty one takes all. `bind` True is for engines that connect out (a concrete host in
+    their endpoint). A replay counts as failed when nothing came for `replay_timeout_s`; failed ones are repeated
+    after `retry_s`, doubling up to `retry_max_s`. When no batch came for `probe_s` the tail is asked for, then ever
+    more rarely, down to every `probe_max_s`. `heartbeat_s` notices a peer that vanished without a word, after three
+    of them.
+    """
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+    bind: bool = False
+    replay_timeout_s: float = 3.0
+    retry_s: float = 0.2
+    retry_max_s: float = 5.0
+    probe_s: float = 5.0
+    probe_max_s: float = 60.0
+    reconnect_s: float = 0.1
+    reconnect_max_s: float = 5.0
+    heartbeat_s: float = 5.0
+    turn_s: float = 0.001
+    max_message_bytes: int = 256 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class StreamCounters:
+    """What happened on a stream since it was opened; for metrics."""
+
+    batches: int = 0
+    gaps: int = 0
+    lives: int = 0
+    connections: int = 0
+    replays: int = 0
+    failed_replays: int = 0
+    bad_messages: int = 0
+    sink_errors: int = 0
