@@ -23,7 +23,8 @@ from kvatlas.events.model import (
     is_bigram,
     plain_token_ids,
 )
-from kvatlas.events.sequence import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
+from kvatlas.events.sequence import SequenceTracker, TrackerLimits
+from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step
 
 __all__ = [
     "AllBlocksCleared",

@@ -8,65 +8,19 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 * While a replay runs, live batches are held, so that nothing newer overtakes what the replay still brings.
 * A replay asks from the last batch we applied, not from the one after: the same bytes prove that it is the same life.
 * The end marker proves nothing: a replay loses batches in its middle. Only an unbroken row of numbers proves.
-* What a replay starts above is gone for good. What it skips is asked for again, a few times, and then is gone too.
+* What a replay starts above is gone for good once it ended (until then it may still come live). What it skips is asked
+  for again, a few times, and then is gone too.
 * After a reconnect the life is unproven: nothing applies until a replay proves it or the numbers go on without a break.
 """
 
 import math
 from array import array
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from kvatlas.events.codec import peek_ts
+from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step
 
-__all__ = [
-    "Apply",
-    "AskReplay",
-    "Lost",
-    "NewLife",
-    "SequenceTracker",
-    "Step",
-    "TrackerLimits",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Apply this batch now: it follows the one before, or a loss that was reported."""
-
-    seq: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Batches `first_seq..last_seq` cannot be had. `last_seq` None: nobody knows how many, perhaps none."""
-
-    first_seq: int
-    last_seq: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class NewLife:
-    """Another publisher life: forget all that was learnt from this stream. Numbers start again at 0."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskReplay:
-    """Ask the publisher for every batch from `from_seq` on, and abandon an earlier question.
-
-    `token` goes back with each answer. `attempt` counts the questions in a row that brought nothing, for a growing
-    delay.
-    """
-
-    token: int
-    from_seq: int
-    attempt: int
-
-
-Step: TypeAlias = Apply | Lost | NewLife | AskReplay
+__all__ = ["SequenceTracker", "TrackerLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +60,7 @@ class SequenceTracker:
         "_replay_works",
         "_settled",
         "_started",
+        "_starts_at",
         "_token",
         "_tokens",
         "_verified",
@@ -120,6 +75,7 @@ class SequenceTracker:
         self._tokens = 0
         self._token: int | None = None  # of the replay that runs
         self._heard = False  # whether that replay brought anything yet
+        self._starts_at = 0  # where it started, when that was above what we asked for
         self._asked_last = -1  # the last applied batch when it was asked for
         self._replay_works = False  # whether any replay ever brought a batch
         self.duplicates = 0
@@ -227,8 +183,10 @@ class SequenceTracker:
         elif self._held.get(seq, payload) != payload:
             self._begin_life(steps, f"batch {seq} came live and replayed with different bytes")
         else:
-            if first and seq > self._last + 1:
-                self._lose_until(steps, seq)
+            if first:
+                self._starts_at = seq
+                if self._last < 0:
+                    self._lose_until(steps, seq)
             if seq == self._last + 1:
                 self._unhold(seq)
                 self._apply(steps, seq, payload, _ts(payload))
@@ -246,6 +204,9 @@ class SequenceTracker:
             self._begin_life(steps, f"the publisher no longer has batch {self._last}, which we applied")
             return steps
         self._token = None
+        if complete and self._starts_at > self._last + 1:
+            self._lose_until(steps, self._starts_at)
+            self._advance(steps)
         self._attempts = 0 if self._last > self._asked_last else self._attempts + 1
         exhausted = self._attempts >= self._limits.max_attempts
         if self._has_hole():
@@ -312,6 +273,7 @@ class SequenceTracker:
         self._tokens += 1
         self._token = self._tokens
         self._heard = False
+        self._starts_at = 0
         self._asked_last = self._last
         steps.append(AskReplay(self._tokens, max(self._last, 0), self._attempts))
 

@@ -6,6 +6,15 @@ affair.
 
 from kvatlas.stream.endpoints import binds, offset_endpoint
 from kvatlas.stream.publisher import PublisherClosed, PublisherConfig, ZmqEventPublisher
+from kvatlas.stream.recording import (
+    Record,
+    RecordedFrames,
+    RecordedMetrics,
+    RecordedRequest,
+    RecordedReset,
+    RecordingWriter,
+    read_recording,
+)
 from kvatlas.stream.sink import EventSink, StreamStatus
 from kvatlas.stream.subscriber import ZmqEventSubscriber
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
@@ -14,6 +23,12 @@ __all__ = [
     "EventSink",
     "PublisherClosed",
     "PublisherConfig",
+    "Record",
+    "RecordedFrames",
+    "RecordedMetrics",
+    "RecordedRequest",
+    "RecordedReset",
+    "RecordingWriter",
     "StreamCounters",
     "StreamStatus",
     "SubscriberConfig",
@@ -21,4 +36,5 @@ __all__ = [
     "ZmqEventSubscriber",
     "binds",
     "offset_endpoint",
+    "read_recording",
 ]

@@ -26,8 +26,8 @@ __all__ = ["ZmqEventSubscriber"]
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
-# The order in which ready channels are read: news of the connection first, then what others wait for.
-_CHANNELS: tuple[Channel, ...] = ("monitor", "replay", "live")
+# The order in which ready channels are read. Live before replay: a replay must not declare lost what waits to be read.
+_CHANNELS: tuple[Channel, ...] = ("monitor", "live", "replay")
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
 _FAILED = (
@@ -59,6 +59,8 @@ class ZmqEventSubscriber:
         self._context = context or zmq.Context.instance()
         self.counters = StreamCounters()
         """What happened so far."""
+        self.last_seq = -1
+        """Number of the last batch delivered or reported lost; -1 before the first of a life."""
         self._tracker = SequenceTracker(can_replay=config.replay_endpoint is not None, limits=limits)
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
@@ -73,11 +75,6 @@ class ZmqEventSubscriber:
         self._quiet_since_s = 0.0
         self._probe_after_s = config.probe_s
         self._closing = asyncio.Event()
-
-    @property
-    def last_seq(self) -> int:
-        """Number of the last batch delivered or reported lost; -1 before the first."""
-        return self._tracker.last_seq
 
     @property
     def tracker(self) -> SequenceTracker:
@@ -259,14 +256,17 @@ class ZmqEventSubscriber:
     def _carry_out(self, step: Step) -> None:
         if isinstance(step, Apply):
             self.counters.batches += 1
+            self.last_seq = step.seq
             self._tell(f"batch {step.seq}", self._sink.on_batch, step.seq, step.payload)
         elif isinstance(step, AskReplay):
             self._set_timer("ask", self._ask_delay_s(step.attempt), lambda: self._ask(step))
         elif isinstance(step, Lost):
             self.counters.gaps += 1
+            self.last_seq = self.last_seq if step.last_seq is None else step.last_seq
             self._tell("a gap", self._sink.on_gap, step.first_seq, step.last_seq)
         elif isinstance(step, NewLife):
             self.counters.lives += 1
+            self.last_seq = -1
             self._tell("a new life", self._sink.on_life, step.reason)
 
     def _ask_delay_s(self, attempt: int) -> float:
@@ -307,7 +307,7 @@ class ZmqEventSubscriber:
         """Ask for the tail when no batch came for a while: a lost last batch, or a restart, shows in nothing else."""
         quiet_s = self._loop.time() - self._quiet_since_s
         if quiet_s >= self._probe_after_s:
-            if self._connected and not self._steps:
+            if self._connected and not self._steps and not self._ready:
                 self._steps.extend(self._tracker.probe())
                 self._on_readable("live")
             self._quiet_since_s = self._loop.time()
