@@ -20,6 +20,7 @@ class Tokens:
     """Output tokens that name their index, so that a lost or doubled one shows."""
 
     def token_id(self, index):
+        """See the class."""
         return 5000 + index
 
 
@@ -28,6 +29,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(budget=st.integers(3, 40), seqs=st.integers(1, 6))
     def start(self, budget, seqs):
+        """An empty engine with some limits."""
         self.budget = budget
         self.cache = KVCacheManager(
             KVCacheConfig(
@@ -49,6 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 30),
     )
     def arrive(self, root, length, tail, max_tokens):
+        """A request comes; its prompt begins like others do."""
         prompt = [*root[:length], *tail][: MAX_MODEL_LEN - 1]
         request = EngineRequest(
             request=Request(f"r{len(self.requests)}", prompt, HASHER, BLOCK),
@@ -61,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(request.finish_reason is None for request in self.requests))
     @rule(data=st.data())
     def abort(self, data):
+        """A client hangs up."""
         live = [request for request in self.requests if request.finish_reason is None]
         request = data.draw(st.sampled_from(live))
         assert self.scheduler.abort(request.request_id) is request
@@ -68,11 +72,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(abort_one=st.booleans())
     def step(self, abort_one):
+        """One step, perhaps with a client that hangs up while it runs."""
         plan = self.scheduler.schedule()
         assert plan.num_tokens <= self.budget
         assert not (plan.preempted and plan.admitted)
         for request in plan.admitted:
-            tokens = request.request.num_tokens if request.request.num_preemptions else request.request.num_prompt_tokens
+            tokens = (
+                request.request.num_tokens if request.request.num_preemptions else request.request.num_prompt_tokens
+            )
             assert request.cached_tokens <= (tokens - 1) // BLOCK * BLOCK
         if abort_one and plan.scheduled:
             self.scheduler.abort(plan.scheduled[0].request.request_id)
@@ -81,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
+        """The cache is reset exactly when nobody holds blocks."""
         holds = [request for request in self.requests if any(self.cache.block_ids(request.request_id)[0])]
         assert self.scheduler.reset_prefix_cache() is (not holds)
 

@@ -31,7 +31,7 @@ class EngineProcess:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `wait`
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and package
+        self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "kvatlas.simulator", "--follow-stdin"),
                 *("--config", msgspec.json.encode(config).decode()),

@@ -144,8 +144,12 @@ class Exchange:
 
     async def whole(self) -> web.Response:
         """Wait for all replies and answer with one JSON body."""
-        async for outputs in self._stream:
-            for output in outputs:
+        if any(reply.text.has_stop_strings for reply in self._replies.values()):
+            async for outputs in self._stream:  # each token may end a reply
+                for output in outputs:
+                    self._grow(output)
+        else:
+            for output in await self._stream.whole():
                 self._grow(output)
         body = self._shape.whole(self._choices(), self._usage())
         return web.Response(body=body, content_type="application/json")

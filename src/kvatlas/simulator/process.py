@@ -6,6 +6,7 @@ When it serves, it prints one line of JSON (its address) on standard output. SIG
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ async def _serve(config: EngineConfig, *, follow_stdin: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with ServedEngine(config) as served:
+        gc.collect()
+        gc.freeze()  # what was built at start stays: the collector need not look at it again
         print(msgspec.json.encode(served.address).decode(), flush=True)  # noqa: T201 - the parent reads it
         if follow_stdin:
             loop.add_reader(sys.stdin.fileno(), _stop_at_end, stop)

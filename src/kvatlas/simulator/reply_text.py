@@ -31,6 +31,11 @@ class ReplyText:
         self._held = ""
         self.stop_reason: str | None = None
 
+    @property
+    def has_stop_strings(self) -> bool:
+        """Whether the text itself can end the reply."""
+        return bool(self._stop_strings)
+
     def push(self, token_ids: Sequence[int], *, is_last: bool) -> str:
         """Take output tokens and return the text that is certain now. Sets `stop_reason` when a stop string came up."""
         text = self._vocabulary.text_of(token_ids)

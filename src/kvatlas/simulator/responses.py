@@ -108,7 +108,7 @@ class CompletionShape(_Shape):
 
     stream_object = "text_completion"
 
-    def opening(self, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - completions open with their first token
+    def opening(self, choices: Sequence[Choice]) -> bytes:
         """See `ResponseShape`."""
         return b""
 

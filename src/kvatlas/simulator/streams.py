@@ -13,14 +13,16 @@ class OutputStream:
     """The outputs of the requests one client waits for (several, when it asked for several choices or prompts).
 
     Iterating yields lists of outputs in the order they were made, and ends when the last of the requests has ended.
+    `whole` waits for that end at once, which spares a wake-up per step.
     """
 
-    __slots__ = ("_error", "_open_requests", "_pending", "_waiter")
+    __slots__ = ("_error", "_open_requests", "_pending", "_waiter", "_wakes_at_end")
 
     def __init__(self) -> None:
         self._pending: list[RequestOutput] = []
         self._open_requests: set[str] = set()
         self._waiter: asyncio.Future[None] | None = None
+        self._wakes_at_end = False
         self._error: KvAtlasError | None = None
 
     @property
@@ -42,12 +44,26 @@ class OutputStream:
         if output.finish_reason is not None:
             self._open_requests.discard(output.request_id)
         self._pending.append(output)
-        self._wake()
+        if not self._wakes_at_end or not self._open_requests:
+            self._wake()
 
     def fail(self, error: KvAtlasError) -> None:
         """The engine is dead: whoever waits gets `error`."""
         self._error = error
         self._wake()
+
+    async def whole(self) -> list[RequestOutput]:
+        """All outputs, when the last request has ended.
+
+        Raises:
+            KvAtlasError: the engine died before.
+        """
+        self._wakes_at_end = True
+        while self._open_requests and self._error is None:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        return self._pending
 
     async def __aiter__(self) -> AsyncIterator[list[RequestOutput]]:
         while True:
@@ -59,8 +75,11 @@ class OutputStream:
             elif not self._open_requests:
                 return
             else:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

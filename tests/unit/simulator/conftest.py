@@ -19,6 +19,7 @@ class CountingTokens:
     end: int | None = None
 
     def token_id(self, index):
+        """See the class."""
         return EOS if index == self.end else 100 + index
 
 
@@ -33,6 +34,7 @@ class SchedulerDriver:
     requests: dict[str, EngineRequest] = field(default_factory=dict)
 
     def add(self, name: str, prompt: Sequence[int], *, end: int | None = None, **params) -> EngineRequest:
+        """Queue a request; `end` is where its reply ends by itself."""
         request = EngineRequest(
             request=Request(name, prompt, self.hasher, self.block_size),
             params=SamplingParams(**params),
@@ -43,14 +45,17 @@ class SchedulerDriver:
         return request
 
     def finish(self, plan: StepPlan) -> StepResult:
+        """End a step: every request says its next token."""
         tokens = [share.request.source.token_id(share.request.request.num_output_tokens) for share in plan.scheduled]
         return self.scheduler.update(plan, tokens)
 
     def step(self) -> tuple[StepPlan, StepResult]:
+        """One whole step."""
         plan = self.scheduler.schedule()
         return plan, self.finish(plan)
 
     def run(self, most_steps: int = 1000) -> list[StepPlan]:
+        """Steps until nobody is left."""
         plans = []
         while self.scheduler.has_requests:
             plans.append(self.step()[0])

@@ -28,6 +28,7 @@ class Publisher:
         self.batches = []
 
     def publish(self, batch):
+        """See the class."""
         self.batches.append(batch)
 
 

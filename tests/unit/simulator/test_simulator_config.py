@@ -47,7 +47,7 @@ def test_ports_count_up():
 
 
 def test_colliding_ports_are_refused():
-    """vLLM's own neighbours 5557 and 5558 collide in a fleet of two."""
+    """The usual neighbours 5557 and 5558 collide in a fleet of two."""
     events = EventsConfig(endpoint="tcp://127.0.0.1:5557", replay_endpoint="tcp://127.0.0.1:5558")
     SimulatedFleet(1, EngineConfig(events=events))
     with pytest.raises(ConfigError, match="5558"):
