@@ -23,7 +23,7 @@ class PolicySettings:
     """
 
     decode_share: float = 0.1
-    balance_weight: float = 1.0
+    balance_weight: float = 0.5
     balance_window_tokens: int = 500_000
     tie_share: float = 0.02
     tie_floor_s: float = 0.001
