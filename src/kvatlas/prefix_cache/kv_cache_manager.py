@@ -121,17 +121,16 @@ class KVCacheManager:
         hits = computed_blocks.blocks if computed_blocks is not None else self._no_blocks
         max_len = self.config.max_model_len
         num_computed = min(request.num_computed_tokens + new_computed_tokens + external_tokens, max_len)
-        free_blocks = self._pool.num_free_blocks - self._watermark(request, rules)
+        watermark = self._watermark(request, rules)
         if rules.full_sequence_must_fit:
             whole = min(request.num_tokens, max_len)
             needed = self._coordinator.num_blocks_to_allocate(request_id, whole, hits, num_computed, capped=True)
-            if needed > free_blocks:
+            if needed + watermark > self._pool.num_free_blocks:
                 return None
         self._coordinator.remove_skipped(request_id, max(0, num_computed - request.num_in_flight_tokens))
-        free_blocks = self._pool.num_free_blocks - self._watermark(request, rules)
         num_slots = min(num_computed + num_new_tokens + lookahead_tokens, max_len)
         needed = self._coordinator.num_blocks_to_allocate(request_id, num_slots, hits, num_computed)
-        if needed > free_blocks - rules.reserved_blocks:
+        if needed + watermark > self._pool.num_free_blocks - rules.reserved_blocks:
             return None
         if any(hits) or external_tokens > 0:
             self._coordinator.adopt_computed_blocks(request_id, hits, num_computed, external_tokens)
@@ -145,8 +144,10 @@ class KVCacheManager:
 
     def _watermark(self, request: Request, rules: AllocationRules) -> int:
         """Blocks that must stay free: only when a request is to join others that run already."""
-        joins = request.status in {RequestStatus.WAITING, RequestStatus.PREEMPTED}
-        return self._watermark_blocks if rules.has_scheduled_requests and joins else 0
+        if not rules.has_scheduled_requests:
+            return 0
+        joins = request.status is RequestStatus.WAITING or request.status is RequestStatus.PREEMPTED
+        return self._watermark_blocks if joins else 0
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Make complete blocks among the request's first `num_tokens` tokens findable. For loads that finish later."""

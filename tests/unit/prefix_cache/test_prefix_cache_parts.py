@@ -73,6 +73,10 @@ def test_map_keeps_duplicates_in_order_of_insertion():
     assert hash_map.lookup(b"x") is None
     assert not hash_map.remove(b"x", a)
     assert len(hash_map) == 0
+    for block in (c, b, a):
+        hash_map.insert(b"x", block)
+    assert hash_map.remove(b"x", c)
+    assert hash_map.lookup(b"x") is b
 
 
 def test_12_hashes_at_a_coarser_block_size():
