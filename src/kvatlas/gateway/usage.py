@@ -1,0 +1,94 @@
+"""Reads `usage` from the end of a response that was passed through unread.
+
+Only the last kilobytes of a response are kept, so this works on a fragment: it looks for the last `"usage"` key and
+decodes the one object behind it. The same code serves JSON and SSE, and both with chunked framing in between. Text made
+by a model cannot be mistaken for it, because inside a JSON string the quotes around `usage` would be escaped.
+"""
+
+import re
+
+import msgspec
+
+__all__ = ["NO_USAGE", "Usage", "parse_usage"]
+
+_KEY = b'"usage"'
+_MAX_OBJECT_BYTES = 4096
+_MAX_KEYS = 8
+_CHUNK_EDGE = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}\r\n")
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Token counts an engine reported; None where it said nothing."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+NO_USAGE = Usage()
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _WireUsage(msgspec.Struct):
+    """Chat and completions say prompt/completion, the responses API says input/output."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+
+
+_decode = msgspec.json.Decoder(_WireUsage).decode
+
+
+def parse_usage(tail: bytes | bytearray) -> Usage:
+    """Token counts from the last bytes of a response body; `NO_USAGE` when there are none to be found.
+
+    Never raises: a response without usage, cut short, compressed or not JSON is simply silent. Cost: about 2 us.
+    """
+    at = tail.rfind(_KEY)
+    for _ in range(_MAX_KEYS):
+        if at < 0:
+            break
+        found = _usage_at(bytes(tail[at + len(_KEY) : at + len(_KEY) + _MAX_OBJECT_BYTES]))
+        if found is not None:
+            return found
+        at = tail.rfind(_KEY, 0, at)
+    return NO_USAGE
+
+
+def _usage_at(text: bytes) -> Usage | None:
+    found = _decode_object(text)
+    if found is None and b"\r\n" in text:  # a chunk edge may fall inside the object
+        found = _decode_object(_CHUNK_EDGE.sub(b"", text))
+    return found
+
+
+def _decode_object(text: bytes) -> Usage | None:
+    start = text.find(b"{")
+    if start < 0 or text[:start].strip() != b":":
+        return None  # a string value "usage", or `null`
+    end, depth = start, 0
+    while True:
+        closing = text.find(b"}", end)
+        if closing < 0:
+            return None
+        depth += text.count(b"{", end, closing) - 1
+        end = closing + 1
+        if depth == 0:
+            break
+    try:
+        wire = _decode(text[start:end])
+    except msgspec.DecodeError:
+        return None
+    details = wire.prompt_tokens_details or wire.input_tokens_details
+    return Usage(
+        wire.prompt_tokens if wire.prompt_tokens is not None else wire.input_tokens,
+        wire.completion_tokens if wire.completion_tokens is not None else wire.output_tokens,
+        details.cached_tokens if details is not None else None,
+    )
