@@ -103,7 +103,7 @@ async def _tail(config: SubscriberConfig, count: int | None, *, as_json: bool) -
     running = asyncio.create_task(subscriber.run())
     done = asyncio.create_task(printer.done.wait())
     await asyncio.wait({running, done}, return_when=asyncio.FIRST_COMPLETED)
-    await subscriber.close()
+    subscriber.close()
     done.cancel()
     await running
 

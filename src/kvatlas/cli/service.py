@@ -65,6 +65,7 @@ class Service:
             self._fleet,
             self._index,
             Picker(self._policy, self._clock, log),
+            log,
             renderers=self._renderers,
             session=self._session,
             render_timeout_s=config.render_timeout_s,

@@ -153,7 +153,7 @@ class Fleet:
 
 async def _stop(running: _Running) -> None:
     if running.subscriber is not None:
-        await running.subscriber.close()
+        running.subscriber.close()
     for task in running.tasks:
         task.cancel()
     for task in running.tasks:

@@ -51,8 +51,8 @@ class EventSource:
         self.stats = SourceStats()
 
     def on_life(self, reason: str) -> None:
-        """A new publisher life: what the old one said is void."""
-        self.stats.lives += 1
+        """A new publisher life, not the first: what the old one said is void."""
+        self.stats.lives = max(1, self.stats.lives) + 1
         self.stats.last_seq = -1
         self._index.purge(self._worker_id)
         self._lossy = None
@@ -89,6 +89,8 @@ class EventSource:
 
     def on_status(self, status: StreamStatus, reason: str) -> None:
         """The stream's connection changed."""
+        if status in ("syncing", "live") and not self.stats.lives:
+            self.stats.lives = 1
         match status:
             case "connecting":
                 self._become(Trust.STALE if self.stats.lives else Trust.NONE, reason)

@@ -15,7 +15,7 @@ from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Target
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex, WorkerMatch
 from kvatlas.rendering import EngineRenderer, LocalRenderer, ParsedRequest, RenderedPrompt, parse_request
-from kvatlas.routing import Candidate, DecisionRecord, Picker, RoutingRequest
+from kvatlas.routing import Candidate, DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
 
@@ -61,6 +61,7 @@ class FleetPlanner:
         fleet: Fleet,
         index: PrefixIndex,
         picker: Picker,
+        decisions: DecisionLog,
         *,
         renderers: Mapping[str, LocalRenderer],
         session: aiohttp.ClientSession,
@@ -69,6 +70,7 @@ class FleetPlanner:
         self._fleet = fleet
         self._index = index
         self._picker = picker
+        self._decisions = decisions
         self._renderers = dict(renderers)
         self._session = session
         self._render_timeout_s = render_timeout_s
@@ -181,7 +183,7 @@ class FleetPlanner:
             for worker in workers
         ]
         record = self._picker.pick(
-            RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens), candidates, unrendered=no_index
+            RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens), candidates, without_index=no_index
         )
         books = _Books(
             uncached_tokens={
@@ -190,7 +192,8 @@ class FleetPlanner:
             predicted_tokens={} if no_index is not None else _predictions(workers, matches),
             rendered_tokens=len(prompts[0].token_ids) if len(prompts) == 1 else None,
         )
-        targets = tuple(self._target(workers[i]) for i in record.order)
+        by_id = {worker.worker_id: worker for worker in workers}
+        targets = tuple(self._target(by_id[worker_id]) for worker_id in record.order)
         return FleetPlan(
             targets=targets, predicted_tokens=books.predicted_tokens.get(record.chosen), record=record, books=books
         )
@@ -234,7 +237,9 @@ class FleetPlanner:
         predicted = books.predicted_tokens.get(worker.worker_id)
         if outcome.cached_tokens is not None:
             if isinstance(plan, FleetPlan) and plan.record is not None:
-                self._picker.log.set_outcome(plan.record.request_id, actual_tokens=outcome.cached_tokens)
+                self._decisions.set_outcome(
+                    plan.record.request_id, actual_tokens=outcome.cached_tokens, served_by=worker.worker_id
+                )
             if predicted is not None:
                 worker.audit.record(predicted, outcome.cached_tokens)
 

@@ -89,10 +89,10 @@ class _Player:
             case RecordedRequest():
                 self._request(record)
             case RecordedReset():
-                if record.success:
+                if record.status == 200:
                     self.source.note_reset("the recording's reset call succeeded")
             case RecordedMetrics():
-                block_size = parse_gauges(record.text, 0, EngineGauges())
+                block_size = parse_gauges("\n".join(record.text), 0, EngineGauges())
                 if block_size is not None:
                     self._index.set_block_size(_WORKER, block_size)
 
@@ -106,7 +106,7 @@ class _Player:
     def _frames(self, record: RecordedFrames) -> None:
         expected = self._next_seq
         if expected is None:
-            self.source.on_life("the recording begins")
+            self.source.on_status("syncing", "the recording begins")
             if record.seq > 0:
                 self.source.on_gap(0, record.seq - 1)
             self.source.on_status("live", "recorded")
@@ -121,7 +121,7 @@ class _Player:
         self.source.on_batch(record.seq, record.payload)
 
     def _request(self, record: RecordedRequest) -> None:
-        if record.cached_tokens is None:
+        if record.cached_tokens is None or record.prompt_token_ids is None:
             return
         self.report.requests += 1
         if self.source.trust.level is not Trust.SYNCED:

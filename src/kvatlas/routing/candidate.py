@@ -1,12 +1,15 @@
-"""What a policy knows: one request and the workers that may take it."""
+"""What a policy knows: one request and the workers that may take it.
 
-from dataclasses import dataclass
+These are made anew for every request and worker, so they are msgspec structs: five times cheaper to make than
+dataclasses.
+"""
+
+import msgspec
 
 __all__ = ["Candidate", "RoutingRequest"]
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRequest:
+class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     """The request to place. `prompt_tokens` is its length as the engine sees it; 0 when it could not be rendered."""
 
     request_id: str
@@ -14,8 +17,7 @@ class RoutingRequest:
     max_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One eligible worker, as it stands for this request. Unhealthy workers never become candidates.
 
     Attributes:

@@ -5,15 +5,14 @@ requests that are already decoding take their share of every step. A prefix hit 
 so a hit on a busy worker and an idle worker without one are compared in the same unit; no threshold is needed.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from kvatlas.routing.candidate import Candidate
 
 __all__ = ["CostTerms", "cost_terms", "uncached_tokens"]
 
 
-@dataclass(frozen=True, slots=True)
-class CostTerms:
+class CostTerms(msgspec.Struct, frozen=True, gc=False):
     """What an expected time is made of, in seconds.
 
     Attributes:

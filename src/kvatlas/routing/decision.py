@@ -1,15 +1,15 @@
 """What was decided and why, kept for a while so that `explain` can tell. Never prompt text, never token ids."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from kvatlas.routing.cost import CostTerms
 
 __all__ = ["CandidateScore", "DecisionLog", "DecisionRecord"]
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateScore:
+class CandidateScore(msgspec.Struct, frozen=True):
     """One candidate as it was seen, and the score it got. The fields are those of `Candidate`."""
 
     worker_id: str
@@ -24,14 +24,14 @@ class CandidateScore:
     terms: CostTerms | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionRecord:
+class DecisionRecord(msgspec.Struct, frozen=True):
     """One decision, in a form that msgspec turns into JSON.
 
     Attributes:
         wall_s: when, seconds since the Unix epoch.
         order: worker ids, best first; `chosen` is the first.
-        predicted_tokens: hit tokens expected on the chosen worker.
+        predicted_tokens: hit tokens expected on the chosen worker; None where its stream is not wholly known, or
+            the request's tokens are not.
         reason: one sentence for a person.
         served_by: the worker that answered, once known; differs from `chosen` after a failover.
         actual_tokens: cached tokens the engine reported, once known.
@@ -45,7 +45,7 @@ class DecisionRecord:
     score_unit: str
     chosen: str
     order: tuple[str, ...]
-    predicted_tokens: int
+    predicted_tokens: int | None
     reason: str
     served_by: str | None = None
     actual_tokens: int | None = None
@@ -90,6 +90,8 @@ class DecisionLog:
         record = self._records.get(request_id)
         if record is None:
             return None
-        completed = replace(record, actual_tokens=actual_tokens, served_by=served_by or record.served_by)
+        completed = msgspec.structs.replace(
+            record, actual_tokens=actual_tokens, served_by=served_by or record.served_by
+        )
         self._records[request_id] = completed
         return completed

@@ -21,16 +21,22 @@ class TurnOrder:
     with the same worker.
     """
 
-    __slots__ = ("_last_turn", "_seed", "_turn")
+    __slots__ = ("_first_places", "_last_turn", "_seed", "_turn")
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._turn = 0
         self._last_turn: dict[str, int] = {}
+        self._first_places: dict[str, int] = {}
 
     def key(self, worker_id: str) -> tuple[int, int]:
         """Sorts before another worker's key when this worker's turn is due earlier."""
-        return self._last_turn.get(worker_id, 0), zlib.crc32(f"{self._seed}:{worker_id}".encode())
+        place = self._first_places.get(worker_id)
+        if place is None:
+            if len(self._first_places) > _FORGET_ABOVE:
+                self._first_places.clear()
+            place = self._first_places[worker_id] = zlib.crc32(f"{self._seed}:{worker_id}".encode())
+        return self._last_turn.get(worker_id, 0), place
 
     def chosen(self, worker_id: str) -> None:
         """Note that a worker had its turn."""

@@ -32,8 +32,13 @@ class Picker:
         """The policy's name."""
         return self._policy.name
 
-    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> DecisionRecord:
+    def pick(
+        self, request: RoutingRequest, candidates: Sequence[Candidate], *, without_index: str | None = None
+    ) -> DecisionRecord:
         """Choose among eligible workers and log why.
+
+        Args:
+            without_index: why the candidates' hits are not known for this request; None when they are.
 
         Raises:
             NoWorkerAvailable: there are no candidates.
@@ -55,8 +60,10 @@ class Picker:
             score_unit=ranking.score_unit,
             chosen=chosen.worker_id,
             order=tuple(candidates[index].worker_id for index in ranking.order),
-            predicted_tokens=chosen.hit_tokens,
-            reason=_reason(request, candidates, ranking),
+            predicted_tokens=chosen.hit_tokens if without_index is None and chosen.confidence == 1.0 else None,
+            reason=_reason(request, candidates, ranking)
+            if without_index is None
+            else f"routed without the index ({without_index}); {chosen.worker_id} has {_load(chosen)}",
         )
         self._log.add(record)
         return record

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from kvatlas.routing.candidate import Candidate, RoutingRequest
 from kvatlas.routing.cost import CostTerms
 
@@ -29,8 +31,7 @@ class PolicySettings:
     tie_floor_s: float = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(msgspec.Struct, frozen=True):
     """Candidates in order of preference.
 
     `order` is a permutation of candidate indexes, best first; the rest is for failover. `scores` are aligned with the

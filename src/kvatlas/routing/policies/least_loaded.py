@@ -16,10 +16,10 @@ class LeastLoadedPolicy:
 
     __slots__ = ("_turns",)
 
-    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:  # noqa: ARG002 - one shape for all
+    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:
         self._turns = TurnOrder(seed)
 
-    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:  # noqa: ARG002 - looks at no request
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by load; scores are requests held."""
 
         def preference(index: int) -> tuple[int, int, tuple[int, int]]:

@@ -16,10 +16,10 @@ class LongestPrefixPolicy:
 
     __slots__ = ("_turns",)
 
-    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:  # noqa: ARG002 - one shape for all
+    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:
         self._turns = TurnOrder(seed)
 
-    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:  # noqa: ARG002 - hits are in the candidates
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by hit; scores are believed hit tokens (more is better)."""
         scores = tuple(candidate.believed_tokens for candidate in candidates)
 

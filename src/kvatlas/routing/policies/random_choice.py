@@ -16,10 +16,10 @@ class RandomPolicy:
 
     __slots__ = ("_random",)
 
-    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:  # noqa: ARG002 - one shape for all
+    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:
         self._random = random.Random(seed)
 
-    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:  # noqa: ARG002 - looks at no request
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by a draw per candidate; scores are the draws."""
         scores = tuple(self._random.random() for _ in candidates)
         order = tuple(sorted(range(len(scores)), key=scores.__getitem__))

@@ -21,11 +21,11 @@ class RoundRobinPolicy:
 
     __slots__ = ("_seed", "_turns")
 
-    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:  # noqa: ARG002 - one shape for all
+    def __init__(self, *, seed: int = 0, settings: PolicySettings | None = None) -> None:
         self._seed = seed
         self._turns: OrderedDict[frozenset[str], int] = OrderedDict()
 
-    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:  # noqa: ARG002 - looks at no request
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by turn; scores are how many turns away each candidate is."""
         by_name = sorted(range(len(candidates)), key=lambda index: candidates[index].worker_id)
         workers = frozenset(candidate.worker_id for candidate in candidates)

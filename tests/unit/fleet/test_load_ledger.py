@@ -1,0 +1,75 @@
+"""The ledger of what was sent and not seen finished."""
+
+import pytest
+
+from kvatlas.clock import ManualClock
+from kvatlas.fleet import LoadLedger
+
+
+@pytest.fixture(name="clock")
+def _clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(name="ledger")
+def _ledger(clock: ManualClock) -> LoadLedger:
+    return LoadLedger(clock, prefill_tokens_per_s=1000.0, decode_step_s=0.01)
+
+
+def test_dispatch_counts_at_once(ledger: LoadLedger) -> None:
+    """The next decision sees the tokens of the last one, before anything was answered."""
+    ledger.dispatch(300)
+    ledger.dispatch(200)
+    assert ledger.in_flight == 2
+    assert ledger.queued_prefill_tokens == 500
+
+
+def test_queue_drains_at_prefill_speed(ledger: LoadLedger, clock: ManualClock) -> None:
+    """Requests that give no sign of their first token leave the queue as time passes."""
+    ledger.dispatch(500)
+    clock.advance(0.2)
+    assert ledger.queued_prefill_tokens == 300
+    clock.advance(1.0)
+    assert ledger.queued_prefill_tokens == 0
+    assert ledger.in_flight == 1
+
+
+def test_first_token_empties_the_queue_before_it(ledger: LoadLedger, clock: ManualClock) -> None:
+    """A first token proves that the prefills up to it are done, earlier than reckoned or not."""
+    first = ledger.dispatch(200)
+    ledger.dispatch(400)
+    clock.advance(0.05)
+    ledger.first_token(first)
+    assert ledger.queued_prefill_tokens == pytest.approx(400, abs=1)
+    assert ledger.in_flight == 2
+
+
+def test_finish_returns_to_zero_and_may_be_repeated(ledger: LoadLedger) -> None:
+    """After every request has ended nothing is charged, however they ended."""
+    tickets = [ledger.dispatch(100) for _ in range(3)]
+    for ticket in tickets:
+        ledger.finish(ticket)
+        ledger.finish(ticket)
+    assert ledger.in_flight == 0
+    assert ledger.queued_prefill_tokens == 0
+
+
+def test_abort_takes_back_only_its_own_share(ledger: LoadLedger) -> None:
+    """A request that is aborted before its prefill leaves the queue of the others."""
+    aborted = ledger.dispatch(100)
+    ledger.dispatch(400)
+    ledger.finish(aborted)
+    assert ledger.queued_prefill_tokens == 400
+
+
+def test_speed_is_measured(ledger: LoadLedger, clock: ManualClock) -> None:
+    """Long prefills move the speed towards what was seen; short ones measure round trips and do not."""
+    ticket = ledger.dispatch(1000)
+    clock.advance(0.5)
+    ledger.first_token(ticket)
+    assert 1000 < ledger.prefill_tokens_per_s < 2000
+    faster = ledger.prefill_tokens_per_s
+    short = ledger.dispatch(10)
+    clock.advance(5.0)
+    ledger.first_token(short)
+    assert ledger.prefill_tokens_per_s == faster

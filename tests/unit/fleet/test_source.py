@@ -1,0 +1,154 @@
+"""From a stream into a column, and the trust this earns."""
+
+import pytest
+
+from kvatlas.clock import ManualClock
+from kvatlas.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode_batch
+from kvatlas.fleet import EventSource, Trust, TrustState
+from kvatlas.hashing import BlockKeyHasher
+from kvatlas.index import PrefixIndex
+
+TOKENS = list(range(16))
+
+
+def batch(*events: object) -> bytes:
+    return encode_batch(EventBatch(ts=1.0, events=list(events), data_parallel_rank=0))
+
+
+def stored(*hashes: int, parent: int | None = None) -> BlockStored:
+    return BlockStored(
+        block_hashes=list(hashes), parent_block_hash=parent, token_ids=TOKENS[: 4 * len(hashes)], block_size=4, medium="GPU"
+    )
+
+
+@pytest.fixture(name="index")
+def _index() -> PrefixIndex:
+    index = PrefixIndex(BlockKeyHasher(seed=1))
+    index.add_worker("w", block_size=4)
+    return index
+
+
+@pytest.fixture(name="source")
+def _source(index: PrefixIndex) -> EventSource:
+    return EventSource("w", index, TrustState(), ManualClock())
+
+
+def hit(index: PrefixIndex) -> int:
+    return index.match([*TOKENS, 99])["w"].hit_tokens
+
+
+class TestTrust:
+    def test_whole_stream_is_synced(self, source: EventSource, index: PrefixIndex) -> None:
+        """A life seen from its first batch earns full trust once it is live, not before."""
+        source.on_status("syncing", "first contact")
+        source.on_batch(0, batch(stored(1, 2)))
+        assert source.trust.level is Trust.SYNCING
+        assert source.trust.level.confidence == 0.0
+        source.on_status("live", "caught up")
+        assert source.trust.level is Trust.SYNCED
+        assert source.trust.level.confidence == 1.0
+        assert hit(index) == 8
+
+    def test_gap_makes_partial_with_a_reason(self, source: EventSource) -> None:
+        """A loss replay cannot mend is named in the reason and halves the credit."""
+        source.on_status("syncing", "first contact")
+        source.on_status("live", "caught up")
+        source.on_gap(3, 5)
+        assert source.trust.level is Trust.PARTIAL
+        assert "3..5" in source.trust.reason
+        assert 0 < source.trust.level.confidence < 1
+
+    def test_gap_while_syncing_is_remembered(self, source: EventSource) -> None:
+        """Going live after a loss is going partial."""
+        source.on_status("syncing", "joined late")
+        source.on_gap(0, 9)
+        source.on_status("live", "caught up")
+        assert source.trust.level is Trust.PARTIAL
+
+    def test_clear_heals(self, source: EventSource) -> None:
+        """AllBlocksCleared makes the whole state known again."""
+        source.on_status("syncing", "joined late")
+        source.on_gap(0, 9)
+        source.on_status("live", "caught up")
+        source.on_batch(10, batch(AllBlocksCleared()))
+        assert source.trust.level is Trust.SYNCED
+
+    def test_new_life_forgets_the_old(self, source: EventSource, index: PrefixIndex) -> None:
+        """Nothing learnt from one publisher life is believed in the next."""
+        source.on_status("syncing", "first contact")
+        source.on_batch(0, batch(stored(1)))
+        source.on_gap(1, 2)
+        source.on_life("sequence went back")
+        assert hit(index) == 0
+        assert source.stats.lives == 2
+        source.on_status("live", "caught up")
+        assert source.trust.level is Trust.SYNCED
+
+    @pytest.mark.parametrize(("lives", "expected"), [(0, Trust.NONE), (1, Trust.STALE)])
+    def test_connecting_is_none_before_the_first_life_and_stale_after(self, source: EventSource, lives: int, expected: Trust) -> None:
+        """An endpoint never reached teaches nothing; one that was is stale."""
+        for _ in range(lives):
+            source.on_status("syncing", "contact")
+        source.on_status("connecting", "tcp://x:1 does not answer")
+        assert source.trust.level is expected
+        assert "tcp://x:1" in source.trust.reason
+
+    def test_lost_connection_is_stale(self, source: EventSource) -> None:
+        """A stream that is gone gets no credit."""
+        source.on_status("syncing", "first contact")
+        source.on_status("live", "caught up")
+        source.on_status("lost", "connection closed")
+        assert source.trust.level is Trust.STALE
+        assert source.trust.level.confidence == 0.0
+
+
+class TestFaults:
+    def test_malformed_batch_is_a_loss(self, source: EventSource, index: PrefixIndex) -> None:
+        """A batch that cannot be read may have held removals; what came before stays, at partial trust."""
+        source.on_status("syncing", "first contact")
+        source.on_status("live", "caught up")
+        source.on_batch(0, batch(stored(1)))
+        source.on_batch(1, b"\xc1nonsense")
+        assert source.stats.malformed_batches == 1
+        assert source.trust.level is Trust.PARTIAL
+        assert hit(index) == 4
+
+    def test_malformed_event_loses_only_itself(self, source: EventSource, index: PrefixIndex) -> None:
+        """The good events around a bad one are applied, the bad one is counted and costs trust."""
+        good, after = batch(stored(1)), batch(stored(2, parent=1))
+        # spliced by hand: [ts, [good, bad, good], rank]
+        payload = b"\x93" + good[1:10] + b"\x93" + good[11:-1] + b"\x81\xa4type\xabBlockStored" + after[11:-1] + b"\x00"
+        source.on_status("syncing", "first contact")
+        source.on_status("live", "caught up")
+        source.on_batch(0, payload)
+        assert source.stats.events == 2
+        assert source.stats.malformed_events == 1
+        assert source.trust.level is Trust.PARTIAL
+
+    def test_removal_reaches_the_index(self, source: EventSource, index: PrefixIndex) -> None:
+        """A removal in a later batch takes its block away."""
+        source.on_status("syncing", "first contact")
+        source.on_batch(0, batch(stored(1, 2)))
+        source.on_batch(1, batch(BlockRemoved(block_hashes=[2], medium="GPU")))
+        assert hit(index) == 4
+
+    def test_noted_reset_empties_at_once(self, source: EventSource, index: PrefixIndex) -> None:
+        """A reset somebody made by hand counts before the engine says so."""
+        source.on_status("syncing", "joined late")
+        source.on_gap(0, 3)
+        source.on_status("live", "caught up")
+        source.on_batch(4, batch(stored(1)))
+        source.note_reset("operator")
+        assert hit(index) == 0
+        assert source.trust.level is Trust.SYNCED
+
+
+def test_trust_keeps_its_time_while_only_the_reason_changes() -> None:
+    """`since_s` is when the level changed, whatever was said since."""
+    trust = TrustState()
+    trust.become(Trust.PARTIAL, "gap 1..2", 5.0)
+    trust.become(Trust.PARTIAL, "gap 8..9", 9.0)
+    assert trust.since_s == 5.0
+    assert trust.reason == "gap 8..9"
+    trust.become(Trust.SYNCED, "cleared", 11.0)
+    assert trust.since_s == 11.0
