@@ -1,4 +1,4 @@
-"""Hashing against digests that a real vLLM 0.32.0 produced (vectors/hashing-vllm.json)."""
+"""Hashing against digests that a real vLLM 0.32.0 produced (vectors/hashing-*.json)."""
 
 import json
 import subprocess
@@ -22,6 +22,7 @@ from kvatlas.hashing.vllm import _pickle_hash_block
 from support.golden import VECTORS
 
 GOLDEN = json.loads((VECTORS / "hashing-vllm.json").read_text())
+STREAMS = json.loads((VECTORS / "hashing-streams.json").read_text())
 
 
 def tuples(value):
@@ -131,3 +132,18 @@ def test_xxhash_seed_across_processes():
 
     assert none_hash() != none_hash()
     assert none_hash("0") == none_hash("0")
+
+
+@pytest.mark.parametrize("stream", STREAMS["streams"], ids=lambda stream: stream["name"])
+def test_chains_of_real_servers(stream):
+    """Digests a real server published, recomputed from the tokens and salts it published with them."""
+    hasher = VllmHasher(stream["algo"], stream["seed"])
+    digests = {None: None}
+    for store in stream["stores"]:
+        parent = digests[store["parent"]]
+        size = store["block_size"]
+        for index, (handle, keys) in enumerate(zip(store["handles"], store["extra_keys"], strict=True)):
+            tagged = tuple(("cache_salt", salt) for salt in keys) if keys else None
+            parent = hasher.hash_block(parent, store["token_ids"][index * size : (index + 1) * size], tagged)
+            assert (parent.hex() if isinstance(handle, str) else hash64(parent)) == handle
+            digests[handle] = parent

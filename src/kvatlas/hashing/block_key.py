@@ -91,7 +91,7 @@ class BlockKeyHasher:
         Raises:
             HashingError: bad token ids or parent key.
 
-        Cost: O(block), measured 1.2 us for 16 tokens in a list.
+        Cost: O(block), measured 1.7 us for 16 tokens in a list.
         """
         encoded = b"" if extras is NO_BLOCK_EXTRAS else _encode_extras(extras)
         return self._key(parent_key, len(token_ids), packed_token_ids(token_ids), encoded)
@@ -113,7 +113,7 @@ class BlockKeyHasher:
         Raises:
             HashingError: bad token ids or block size.
 
-        Cost: O(n), measured about 0.6 us for each 16-token block.
+        Cost: O(n), measured 1 us for each 16-token block.
         """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")

@@ -6,6 +6,7 @@ integers, whose codes can be looked up instead of computed.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kvatlas.errors import HashingError
 
@@ -35,6 +36,9 @@ def _head(major: int, argument: int) -> bytes:
     if argument < _UINT_LIMIT:
         return bytes((major | 27,)) + argument.to_bytes(8, "big")
     raise HashingError(f"an integer in a hashed block must fit 64 bits, got {argument}")
+
+
+_remembered_head = lru_cache(maxsize=256)(_head)
 
 
 class _UintCodes(dict[int, bytes]):
@@ -91,6 +95,8 @@ def encode_hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: tuple
     Cost: O(block), measured 1.7 us for 16 tokens.
     Source: vLLM 0.32.0 kv_cache_utils.hash_block_tokens with sha256_cbor / xxhash_cbor.
     """
-    head = b"\x83" + _head(_MAJOR_BYTES, len(parent)) + parent + _head(_MAJOR_ARRAY, len(token_ids))
+    head = (
+        b"\x83" + _remembered_head(_MAJOR_BYTES, len(parent)) + parent + _remembered_head(_MAJOR_ARRAY, len(token_ids))
+    )
     tail = _NONE if extra_keys is None else encode(extra_keys)
     return b"".join([head, *map(_uint_code, token_ids), tail])

