@@ -188,13 +188,16 @@ class TestGeneration:
         assert response["usage"]["completion_tokens"] == 32
 
     def test_stop_string(self, client):
-        """A stop string ends the reply before it and is named."""
+        """A stop string ends the reply before it, is named, and counts as a stop, not as an abort."""
+        stops = 'engine="0",finished_reason="stop",model_name="tiny"'
+        before = client.metric("request_success_total", stops)
         prompt = list(range(5000, 5010))
         text = client.complete(prompt, 20)["choices"][0]["text"]
         stop = text.split()[10]
         choice = client.complete(prompt, 20, stop=[stop])["choices"][0]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
         assert choice["text"] == text[: text.index(stop)]
+        assert client.metric("request_success_total", stops) == before + 1
 
     def test_chat_is_its_tokenize(self, client, fleet):
         """A chat's prompt is what /tokenize and a local renderer say; as a completion it is found in the cache."""

@@ -1,9 +1,8 @@
 """Engines without GPUs: what a vLLM server shows to its clients, with a clock in place of the model.
 
-Lives here: the scheduler, the time model, made-up replies, the HTTP face of a vLLM server, and fleets of such
-engines as processes. The prefix cache and the event bytes are the real ones, from the rooms below. Must not live
-here: anything a real engine would be asked for by the gateway's own code; nothing above knows whether an engine is
-simulated.
+Lives here: the scheduler, the time model, made-up replies, the HTTP face of a vLLM server, and fleets of such engines
+as processes. The prefix cache and the event bytes are the real ones, from the rooms below. Must not live here: routing,
+and anything the gateway needs to talk to a real engine. Nothing above can tell that an engine is simulated.
 """
 
 from kvatlas.simulator.address import EngineAddress

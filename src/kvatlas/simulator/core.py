@@ -24,7 +24,7 @@ from kvatlas.simulator.config import EngineConfig
 from kvatlas.simulator.latency import LatencyModel
 from kvatlas.simulator.replies import ReplySampler
 from kvatlas.simulator.request import EngineRequest, TokenSource
-from kvatlas.simulator.sampling import SamplingParams
+from kvatlas.simulator.sampling import FinishReason, SamplingParams
 from kvatlas.simulator.scheduler import Scheduler, SchedulerLimits
 from kvatlas.simulator.step import ScheduledRequest, StepPlan, StepResult
 
@@ -120,9 +120,9 @@ class EngineCore:
         self._scheduler.add(request)
         return request
 
-    def abort(self, request_id: str) -> EngineRequest | None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> EngineRequest | None:
         """Drop a request and free its blocks, in mid-step too. None when it had ended."""
-        return self._scheduler.abort(request_id)
+        return self._scheduler.abort(request_id, reason)
 
     def reset_prefix_cache(self) -> bool:
         """Forget the cache unless a request holds blocks. Its event goes out with the next step's."""

@@ -12,7 +12,7 @@ from kvatlas.events import EventBatch
 from kvatlas.hashing import NO_EXTRAS, RequestExtras
 from kvatlas.simulator.core import EngineCore
 from kvatlas.simulator.metrics import EngineMetrics
-from kvatlas.simulator.sampling import SamplingParams
+from kvatlas.simulator.sampling import FinishReason, SamplingParams
 from kvatlas.simulator.step import StepResult
 from kvatlas.simulator.streams import OutputStream
 
@@ -100,9 +100,13 @@ class SimulatedEngine:
         self._wake.set()
         return stream
 
-    def abort(self, request_id: str) -> bool:
-        """Drop a request whose client is gone. Its blocks are free at once. False when it had ended."""
-        request = self._core.abort(request_id)
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
+        """Drop a request whose client is gone, or has enough (reason stop). Its blocks are free at once.
+
+        Returns:
+            False when it had ended.
+        """
+        request = self._core.abort(request_id, reason)
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.close_request(request_id)

@@ -192,7 +192,7 @@ class Exchange:
         if reply.text.stop_reason is not None:
             choice.finish_reason = FinishReason.STOP.value
             choice.stop_reason = reply.text.stop_reason
-            self._engine.abort(output.request_id)
+            self._engine.abort(output.request_id, FinishReason.STOP)
         elif output.finish_reason is not None:
             choice.finish_reason = output.finish_reason.value
         return text

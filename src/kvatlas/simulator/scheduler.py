@@ -84,7 +84,7 @@ class Scheduler:
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
-    def abort(self, request_id: str) -> EngineRequest | None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> EngineRequest | None:
         """Take a request out wherever it is and free its blocks. Returns it, or None when it had ended before."""
         request = self._requests.get(request_id)
         if request is None:
@@ -93,7 +93,7 @@ class Scheduler:
             self._running.remove(request)
         else:
             self._waiting.remove(request)
-        self._finish(request, FinishReason.ABORT)
+        self._finish(request, reason)
         return request
 
     def schedule(self) -> StepPlan:
