@@ -70,7 +70,7 @@ class ChatTemplate:
         Raises:
             RenderError: the template refuses the conversation, or the request's flags contradict each other.
 
-        Cost: about 30 us plus 10 us per message for a ChatML template.
+        Cost: about 50 us plus 10 us per message for a ChatML template.
         """
         if chat.continue_final_message and chat.add_generation_prompt:
             raise RenderError(

@@ -1,14 +1,15 @@
-"""Token ids of recently rendered texts: a retried or repeated prompt is not tokenised twice."""
+"""Token ids of pieces of text seen lately: the turns a conversation brings again with every request."""
 
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 __all__ = ["TokenCache"]
 
-# A list slot and its int object (small ids are shared, large ones are not); the text is counted by its characters.
-_BYTES_PER_TOKEN = 40
-_BYTES_PER_ENTRY = 400
+_BYTES_PER_TOKEN = 4
+_BYTES_PER_CHARACTER = 2
+_BYTES_PER_ENTRY = 300
 
 
 class TokenCache:
@@ -23,7 +24,7 @@ class TokenCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._used_bytes = 0
-        self._entries: OrderedDict[tuple[str, bool], Sequence[int]] = OrderedDict()
+        self._entries: OrderedDict[str, array[int]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -31,28 +32,27 @@ class TokenCache:
         """The estimate of what is held now."""
         return self._used_bytes
 
-    def get(self, key: tuple[str, bool]) -> Sequence[int] | None:
-        """The ids of (text, add_special_tokens), or None. They are shared: do not change them."""
+    def get(self, text: str) -> "array[int] | None":
+        """The ids of a piece of text, or None. The array is shared: do not change it."""
         with self._lock:
-            token_ids = self._entries.get(key)
+            token_ids = self._entries.get(text)
             if token_ids is not None:
-                self._entries.move_to_end(key)
+                self._entries.move_to_end(text)
             return token_ids
 
-    def put(self, key: tuple[str, bool], token_ids: Sequence[int]) -> None:
-        """Keep ids; the oldest entries go when the bound is passed."""
-        size = _entry_bytes(key, token_ids)
-        if size > self._max_bytes:
-            return
-        with self._lock:
-            if key in self._entries:
-                return
-            self._entries[key] = token_ids
-            self._used_bytes += size
-            while self._used_bytes > self._max_bytes:
-                old_key, old_ids = self._entries.popitem(last=False)
-                self._used_bytes -= _entry_bytes(old_key, old_ids)
+    def put(self, text: str, token_ids: Sequence[int]) -> "array[int]":
+        """Keep the ids of a piece, the oldest entries going when the bound is passed; returns them as `get` would."""
+        packed = array("I", token_ids)
+        size = _entry_bytes(text, packed)
+        if size <= self._max_bytes:
+            with self._lock:
+                if text not in self._entries:
+                    self._entries[text] = packed
+                    self._used_bytes += size
+                while self._used_bytes > self._max_bytes:
+                    self._used_bytes -= _entry_bytes(*self._entries.popitem(last=False))
+        return packed
 
 
-def _entry_bytes(key: tuple[str, bool], token_ids: Sequence[int]) -> int:
-    return _BYTES_PER_ENTRY + 4 * len(key[0]) + _BYTES_PER_TOKEN * len(token_ids)
+def _entry_bytes(text: str, token_ids: "array[int]") -> int:
+    return _BYTES_PER_ENTRY + _BYTES_PER_CHARACTER * len(text) + _BYTES_PER_TOKEN * len(token_ids)

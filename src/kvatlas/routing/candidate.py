@@ -1,7 +1,6 @@
 """What a policy knows: one request and the workers that may take it.
 
-These are made anew for every request and worker, so they are msgspec structs: five times cheaper to make than
-dataclasses.
+These are made anew for every request and worker, so they are msgspec structs: 0.2 us to make.
 """
 
 import msgspec

@@ -35,7 +35,8 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
 
 def uncached_tokens(prompt_tokens: int, candidate: Candidate) -> float:
     """Prompt tokens to compute, at least 1: an engine always computes the last token."""
-    return max(1.0, prompt_tokens - candidate.believed_tokens)
+    tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
+    return max(1.0, tokens)
 
 
 def cost_terms(prompt_tokens: int, candidate: Candidate, *, decode_share: float, surplus: float = 0.0) -> CostTerms:
@@ -50,7 +51,8 @@ def cost_terms(prompt_tokens: int, candidate: Candidate, *, decode_share: float,
     Returns:
         The terms. Every one grows with the load figure it is made of and shrinks with the hit.
     """
-    queue_s = candidate.queued_prefill_tokens / candidate.prefill_tokens_per_s
-    prefill_s = uncached_tokens(prompt_tokens, candidate) / candidate.prefill_tokens_per_s
+    tokens_per_s = candidate.prefill_tokens_per_s
+    queue_s = candidate.queued_prefill_tokens / tokens_per_s
+    prefill_s = uncached_tokens(prompt_tokens, candidate) / tokens_per_s
     steps = candidate.waiting_requests + decode_share * candidate.running_requests
     return CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, surplus * (queue_s + prefill_s))

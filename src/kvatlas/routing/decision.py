@@ -90,8 +90,7 @@ class DecisionLog:
         record = self._records.get(request_id)
         if record is None:
             return None
-        completed = msgspec.structs.replace(
-            record, actual_tokens=actual_tokens, served_by=served_by or record.served_by
-        )
+        served_by = served_by or record.served_by
+        completed = msgspec.structs.replace(record, actual_tokens=actual_tokens, served_by=served_by)
         self._records[request_id] = completed
         return completed

@@ -12,6 +12,8 @@ from kvatlas.routing.candidate import Candidate
 __all__ = ["RecentWork", "TurnOrder"]
 
 _FORGET_ABOVE = 4096
+_RESCALE_ABOVE = 1e30
+_MAX_FADE = 50.0
 
 
 class TurnOrder:
@@ -58,28 +60,32 @@ class RecentWork:
         window_tokens: work per worker after which an entry has faded to 1/e.
     """
 
-    __slots__ = ("_age_tokens", "_tokens", "_window_tokens")
+    __slots__ = ("_scale", "_scaled_tokens", "_window_tokens")
 
     def __init__(self, window_tokens: int) -> None:
         self._window_tokens = window_tokens
-        self._age_tokens = 0.0
-        self._tokens: dict[str, tuple[float, float]] = {}
+        # Instead of shrinking every entry at each step, new entries are written ever larger; only ratios are read.
+        self._scale = 1.0
+        self._scaled_tokens: dict[str, float] = {}
 
     def surpluses(self, candidates: Sequence[Candidate]) -> list[float]:
         """How far each candidate's recent work is above the mean of all, in multiples of the mean; 0 at or below it."""
-        faded = [self._faded(candidate.worker_id) for candidate in candidates]
-        mean = sum(faded) / len(faded)
+        recent = [self._scaled_tokens.get(candidate.worker_id, 0.0) for candidate in candidates]
+        mean = sum(recent) / len(recent)
         if mean <= 0.0:
-            return [0.0] * len(faded)
-        return [max(0.0, tokens / mean - 1.0) for tokens in faded]
+            return [0.0] * len(recent)
+        return [tokens / mean - 1.0 if tokens > mean else 0.0 for tokens in recent]
 
     def add(self, worker_id: str, tokens: float, num_workers: int) -> None:
         """Note that a worker, one of `num_workers`, was sent `tokens` to compute."""
-        self._age_tokens += tokens / num_workers
-        if len(self._tokens) > _FORGET_ABOVE:
-            self._tokens = {name: entry for name, entry in self._tokens.items() if self._faded(name) >= 1.0}
-        self._tokens[worker_id] = (self._faded(worker_id) + tokens, self._age_tokens)
+        self._scale *= math.exp(min(tokens / num_workers / self._window_tokens, _MAX_FADE))
+        if self._scale > _RESCALE_ABOVE or len(self._scaled_tokens) > _FORGET_ABOVE:
+            self._rescale()
+        self._scaled_tokens[worker_id] = self._scaled_tokens.get(worker_id, 0.0) + tokens * self._scale
 
-    def _faded(self, worker_id: str) -> float:
-        tokens, noted_at = self._tokens.get(worker_id, (0.0, self._age_tokens))
-        return tokens * math.exp((noted_at - self._age_tokens) / self._window_tokens)
+    def _rescale(self) -> None:
+        """Bring the scale back to 1 and forget workers whose work has faded, or the least of too many."""
+        current = {name: tokens / self._scale for name, tokens in self._scaled_tokens.items()}
+        kept = sorted(current.items(), key=lambda item: -item[1])[: _FORGET_ABOVE // 2]
+        self._scaled_tokens = {name: tokens for name, tokens in kept if tokens >= 1.0}
+        self._scale = 1.0

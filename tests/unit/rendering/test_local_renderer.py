@@ -9,6 +9,9 @@ from kvatlas.clock import ManualClock
 from kvatlas.errors import ConfigError, RenderError
 from kvatlas.hashing import NO_EXTRAS
 from kvatlas.rendering import LocalRenderer, parse_request, write_tiny_model
+from kvatlas.rendering.chat_template import ChatTemplate
+from kvatlas.rendering.model_files import find_model_files
+from kvatlas.rendering.text_tokenizer import TextTokenizer
 from kvatlas.rendering.token_cache import TokenCache
 
 
@@ -267,15 +270,57 @@ def test_training_settings_in_the_tokenizer_do_not_cut_prompts(tmp_path):
 
 
 def test_the_token_cache_is_bounded_and_keeps_the_recent():
-    """Least recently used goes first; what is larger than the bound is not kept."""
-    cache = TokenCache(max_bytes=3 * 450)
+    """Least recently used goes first; what is larger than the bound is given back but not kept."""
+    cache = TokenCache(max_bytes=3 * 310)
     for text in ("a", "b", "c"):
-        cache.put((text, True), [1])
-    assert cache.get(("a", True)) == [1]
-    cache.put(("d", True), [1])
-    assert cache.get(("b", True)) is None
-    assert cache.get(("a", True)) == [1]
-    assert cache.get(("a", False)) is None
-    cache.put(("huge", True), [1] * 1000)
-    assert cache.get(("huge", True)) is None
-    assert cache.used_bytes <= 3 * 450
+        assert cache.put(text, [1, 70_000]).tolist() == [1, 70_000]
+    assert cache.get("a").tolist() == [1, 70_000]
+    cache.put("d", [2])
+    assert cache.get("b") is None
+    assert cache.get("a") is not None
+    assert len(cache.put("huge", [1] * 1000)) == 1000
+    assert cache.get("huge") is None
+    assert cache.used_bytes <= 3 * 310
+
+
+def test_a_conversation_is_remembered_turn_by_turn(model):
+    """The next request of a conversation has only its new turn tokenised, and the same ids as without memory."""
+    asked = []
+
+    class Counting(TextTokenizer):
+        """Notes what is really tokenised."""
+
+        def encode_many(self, texts, *, add_special_tokens):
+            asked.extend(texts)
+            return super().encode_many(texts, add_special_tokens=add_special_tokens)
+
+    files = find_model_files(model)
+    templates = {"default": ChatTemplate(files.templates["default"], files.special_tokens, ManualClock())}
+    renderer = LocalRenderer(Counting(files), templates)
+    forgetful = LocalRenderer(TextTokenizer(files), templates, cache_bytes=0)
+    turns = [{"role": ("user", "assistant")[number % 2], "content": f"turn {number}"} for number in range(6)]
+    for length in range(1, 7):
+        asked.clear()
+        request = chat(messages=turns[:length])
+        assert renderer.render_now(request) == forgetful.render_now(request)
+        assert length == 1 or len(asked) == 1
+        assert f"turn {length - 1}<|im_end|>" in "".join(asked)
+
+
+def test_text_is_not_cut_where_the_tokenizer_looks_across(tmp_path):
+    """Stripping special tokens, overlapping ones and Metaspace make cutting unsafe: then there is one piece."""
+    text = "a<|im_end|>b<|im_start|>c"
+    folder = write_tiny_model(tmp_path)
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    assert LocalRenderer.load(folder).tokenizer.cut(text) == ["a<|im_end|>", "b<|im_start|>", "c"]
+
+    def changed(**changes):
+        (folder / "tokenizer.json").write_text(json.dumps(whole | changes))
+        return LocalRenderer.load(folder).tokenizer.cut(text)
+
+    stripping = [token | {"rstrip": token["content"] == "<|im_end|>"} for token in whole["added_tokens"]]
+    assert changed(added_tokens=stripping) == ["a<|im_end|>b<|im_start|>", "c"]
+    longer = {**whole["added_tokens"][0], "id": 1000, "content": "<|im_end|>b"}
+    assert changed(added_tokens=[*whole["added_tokens"], longer]) == ["a<|im_end|>b<|im_start|>", "c"]
+    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": True}
+    assert changed(pre_tokenizer=metaspace) == [text]

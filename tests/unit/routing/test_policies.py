@@ -186,4 +186,4 @@ def test_memory_of_picks_stays_bounded_while_workers_come_and_go():
     for number in range(20_000):
         policy.pick(PROMPT, [worker(f"pod-{number}")])
     assert len(policy._turns._last_turn) <= 4097
-    assert len(policy._recent._tokens) <= 8192
+    assert len(policy._recent._scaled_tokens) <= 4097

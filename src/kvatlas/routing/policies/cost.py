@@ -1,6 +1,6 @@
 """The default: the worker with the least expected time to the first token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvatlas.routing.candidate import Candidate, RoutingRequest
 from kvatlas.routing.cost import CostTerms, cost_terms, uncached_tokens
@@ -31,23 +31,28 @@ class CostPolicy:
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by expected seconds; among (nearly) equal ones by requests held, then by turn.
 
-        Cost: about 2 us per candidate.
+        Cost: about 5 us plus 1.3 us per candidate.
         """
         terms = self.terms(request, candidates)
-        scores = tuple(term.total_s for term in terms)
-        best = min(scores)
-        tie = best + max(self._settings.tie_floor_s, self._settings.tie_share * best)
-
-        def preference(index: int) -> tuple[float, int, tuple[int, int]]:
-            candidate = candidates[index]
-            score = scores[index]
-            return best if score <= tie else score, candidate.requests_held, self._turns.key(candidate.worker_id)
-
-        order = tuple(sorted(range(len(candidates)), key=preference))
+        scores = tuple([term.total_s for term in terms])
+        ranked = sorted(range(len(scores)), key=lambda index: (scores[index], candidates[index].worker_id))
+        best = scores[ranked[0]]
+        limit = best + max(self._settings.tie_floor_s, self._settings.tie_share * best)
+        equals = [index for index in ranked if scores[index] <= limit]
+        if len(equals) > 1:
+            equals.sort(key=self._preference(candidates))
+        order = (*equals, *ranked[len(equals) :])
         chosen = candidates[order[0]]
         self._turns.chosen(chosen.worker_id)
         self._recent.add(chosen.worker_id, uncached_tokens(request.prompt_tokens, chosen), len(candidates))
         return Ranking(order, scores, "s", terms)
+
+    def _preference(self, candidates: Sequence[Candidate]) -> Callable[[int], tuple[int, tuple[int, int]]]:
+        def key(index: int) -> tuple[int, tuple[int, int]]:
+            candidate = candidates[index]
+            return candidate.requests_held, self._turns.key(candidate.worker_id)
+
+        return key
 
     def terms(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[CostTerms, ...]:
         """The cost of each candidate now, without choosing."""
