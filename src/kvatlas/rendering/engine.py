@@ -9,7 +9,7 @@ import msgspec
 from kvatlas.errors import RenderError
 from kvatlas.rendering.conversation import find_media
 from kvatlas.rendering.prompt import RenderedPrompt, extras_of
-from kvatlas.rendering.request import ChatRequest, ParsedRequest
+from kvatlas.rendering.request import ChatRequest, Message, ParsedRequest
 
 __all__ = ["EngineRenderer"]
 
@@ -89,7 +89,7 @@ def _chat_form(chat: ChatRequest, request: ParsedRequest) -> dict[str, Any]:
     if media is not None:
         raise RenderError(f"a message part of type {media!r} is not supported yet: routed without the index")
     form: dict[str, Any] = {
-        "messages": chat.messages,
+        "messages": [_with_reasoning(message) for message in chat.messages],
         "add_generation_prompt": chat.add_generation_prompt,
         "continue_final_message": chat.continue_final_message,
         "add_special_tokens": request.add_special_tokens,
@@ -99,6 +99,17 @@ def _chat_form(chat: ChatRequest, request: ParsedRequest) -> dict[str, Any]:
     if chat.template_variables:
         form["chat_template_kwargs"] = chat.template_variables
     return _with_model(form, request)
+
+
+def _with_reasoning(message: Message) -> Message:
+    """The chat API renames the older field `reasoning_content`; /tokenize would not see it.
+
+    Source: vLLM 0.32, entrypoints/openai/chat_completion/protocol.py `_normalize_messages_before`.
+    """
+    if message.get("reasoning_content") is None or message.get("reasoning") is not None:
+        return message
+    renamed = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return {**renamed, "reasoning": message["reasoning_content"]}
 
 
 def _with_model(form: dict[str, Any], request: ParsedRequest) -> dict[str, Any]:

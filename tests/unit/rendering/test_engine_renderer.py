@@ -79,6 +79,20 @@ async def test_chat_goes_out_in_the_chat_form(engine, session):
 
 
 @pytest.mark.asyncio
+async def test_the_older_reasoning_field_is_sent_under_its_new_name(engine, session):
+    """/tokenize does not rename it as the chat API does: unrenamed, the ids would differ."""
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": "So.", "reasoning_content": "hmm"},
+        {"role": "assistant", "content": "So.", "reasoning_content": "old", "reasoning": "new"},
+    ]
+    await EngineRenderer(engine.url, session).render(chat(messages=messages))
+    sent = engine.asked[0]["messages"]
+    assert sent[1] == {"role": "assistant", "content": "So.", "reasoning": "hmm"}
+    assert sent[2]["reasoning"] == "new"
+
+
+@pytest.mark.asyncio
 async def test_completions_ask_once_per_text(engine, session):
     """Token ids need no engine; texts keep the request's flag."""
     request = parse_request("/v1/completions", b'{"prompt": ["a", [1, 2], "b"], "add_special_tokens": false}')
