@@ -9,6 +9,7 @@ from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
 from kvatlas.fleet.load import LoadLedger, Ticket
 from kvatlas.fleet.source import EventSource, SourceStats
+from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
 from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.fleet.worker import EngineGauges, Worker, worker_id_of
 
@@ -16,9 +17,11 @@ __all__ = [
     "EngineGauges",
     "EventSource",
     "Fleet",
+    "FleetSpeed",
     "HealthMonitor",
     "LoadLedger",
     "PredictionAudit",
+    "PrefillSpeed",
     "SourceStats",
     "Ticket",
     "Trust",

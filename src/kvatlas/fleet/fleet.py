@@ -12,6 +12,7 @@ from kvatlas.errors import ConfigError, IndexStateError
 from kvatlas.fleet.health import HealthMonitor
 from kvatlas.fleet.load import LoadLedger
 from kvatlas.fleet.source import EventSource
+from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
 from kvatlas.fleet.trust import TrustState
 from kvatlas.fleet.worker import Worker, split_url, worker_id_of
 from kvatlas.index import CopyMode, PrefixIndex
@@ -43,6 +44,7 @@ class Fleet:
         self._config = config
         self._index = index
         self._clock = clock
+        self._speed = FleetSpeed(config.prefill_tokens_per_s)
         self._session: aiohttp.ClientSession | None = None
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, _Running] = {}
@@ -91,11 +93,8 @@ class Fleet:
             raise ConfigError(f"worker {worker_id} is given twice: each URL and rank may be named once")
         host, port, base_path = split_url(config.url)
         self._index.add_worker(worker_id, block_size=config.block_size, copy_mode=CopyMode(config.copy_mode))
-        load = LoadLedger(
-            self._clock,
-            prefill_tokens_per_s=self._config.prefill_tokens_per_s,
-            decode_step_s=self._config.decode_step_s,
-        )
+        speed = PrefillSpeed(self._clock, self._speed)
+        load = LoadLedger(self._clock, speed, decode_step_s=self._config.decode_step_s)
         worker = Worker(worker_id, config, host, port, base_path, load, TrustState(), models=config.models)
         self._workers[worker_id] = worker
         monitor = HealthMonitor(

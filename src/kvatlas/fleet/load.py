@@ -1,106 +1,101 @@
 """What this router has sent to one worker and not seen finished: load that no scrape can show yet.
 
 An engine prefills in order of arrival, so the queue ahead of a new request is the uncached tokens of every request
-whose first token has not come. Streams tell when it comes; other responses do not, so a request also leaves the queue
-when the queue ahead of it must have drained at the worker's measured prefill speed.
+whose first token has not come. Streams tell when it comes, and so that all before it are done; other answers come
+whole, so the queue is also reckoned to drain at the worker's measured prefill speed.
 """
 
 from dataclasses import dataclass
 
 from kvatlas.clock import Clock
+from kvatlas.fleet.speed import PrefillSpeed
 
 __all__ = ["LoadLedger", "Ticket"]
 
-_SPEED_WEIGHT = 0.2
-"""Weight of one measured prefill in the moving average."""
-_MIN_MEASURED_TOKENS = 256
-"""Shorter prefills measure round trips, not prefill."""
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """One request in flight on one worker."""
 
     number: int
     uncached_tokens: int
-    sent_s: float
-    prefill_done_s: float
-    """When its prefill is reckoned to end, monotonic seconds."""
     queued_before_tokens: int
-    decoding: bool = False
+    sent_s: float
 
 
 class LoadLedger:
     """In-flight requests of one worker.
 
     Args:
-        prefill_tokens_per_s: first guess; measured prefills replace it.
+        speed: how fast this worker prefills; first tokens of streams measure it.
         decode_step_s: guess of one decode step.
     """
 
     __slots__ = (
-        "_busy_until_s",
         "_clock",
-        "_tickets",
+        "_draining_since_s",
+        "_in_flight",
+        "_prefills",
+        "_speed",
         "decode_step_s",
-        "prefill_tokens_per_s",
         "requests_total",
         "uncached_tokens_total",
     )
 
-    def __init__(self, clock: Clock, *, prefill_tokens_per_s: float, decode_step_s: float) -> None:
+    def __init__(self, clock: Clock, speed: PrefillSpeed, *, decode_step_s: float) -> None:
         self._clock = clock
-        self._tickets: set[int] = set()
-        self._busy_until_s = 0.0
-        self.prefill_tokens_per_s = prefill_tokens_per_s
+        self._speed = speed
+        self._in_flight: set[int] = set()
+        self._prefills: dict[int, int] = {}
+        """Ticket number -> tokens, of prefills not known to be done; in order of arrival."""
+        self._draining_since_s = 0.0
         self.decode_step_s = decode_step_s
         self.requests_total = 0
         self.uncached_tokens_total = 0
 
     @property
+    def prefill_tokens_per_s(self) -> float:
+        """The worker's prefill speed as it is known now."""
+        return self._speed.tokens_per_s
+
+    @property
     def in_flight(self) -> int:
         """Requests sent and not finished."""
-        return len(self._tickets)
+        return len(self._in_flight)
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Uncached prompt tokens reckoned to be still ahead of a request that is sent now."""
-        return max(0, round((self._busy_until_s - self._clock.monotonic_s()) * self.prefill_tokens_per_s))
+        """Uncached prompt tokens reckoned to be still ahead of a request that is sent now. Cost: O(prefills)."""
+        if not self._prefills:
+            return 0
+        drained = (self._clock.monotonic_s() - self._draining_since_s) * self._speed.tokens_per_s
+        return max(0, round(sum(self._prefills.values()) - drained))
 
     def dispatch(self, uncached_tokens: int) -> Ticket:
         """Count a request at the moment it is sent. Pair every ticket with one `finish`."""
-        now = self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         queued = self.queued_prefill_tokens
-        self._busy_until_s = max(now, self._busy_until_s) + uncached_tokens / self.prefill_tokens_per_s
+        if not queued:
+            self._prefills.clear()
+            self._draining_since_s = now_s
         self.requests_total += 1
-        ticket = Ticket(self.requests_total, uncached_tokens, now, self._busy_until_s, queued)
-        self._tickets.add(ticket.number)
         self.uncached_tokens_total += uncached_tokens
+        ticket = Ticket(self.requests_total, uncached_tokens, queued, now_s)
+        self._in_flight.add(ticket.number)
+        self._prefills[ticket.number] = uncached_tokens
         return ticket
 
     def first_token(self, ticket: Ticket) -> None:
-        """A stream's first bytes came: its prefill, and all before it, is done. Also measures the prefill speed."""
-        if ticket.decoding:
-            return
-        ticket.decoding = True
-        now = self._clock.monotonic_s()
-        self._measure(ticket, now)
-        self._busy_until_s -= max(0.0, ticket.prefill_done_s - now)
+        """A stream's first token came: its prefill, and all before it, are done. Also measures the prefill speed."""
+        now_s = self._clock.monotonic_s()
+        self._speed.measure(ticket.uncached_tokens + ticket.queued_before_tokens, now_s - ticket.sent_s)
+        done = [number for number in self._prefills if number <= ticket.number]
+        for number in done:
+            del self._prefills[number]
+        if done:
+            self._draining_since_s = now_s
 
     def finish(self, ticket: Ticket) -> None:
         """A request ended, in whatever way. Repeating it changes nothing."""
-        if ticket.number not in self._tickets:
-            return
-        self._tickets.discard(ticket.number)
-        now = self._clock.monotonic_s()
-        if not ticket.decoding and ticket.prefill_done_s > now:
-            self._busy_until_s -= min(ticket.prefill_done_s - now, ticket.uncached_tokens / self.prefill_tokens_per_s)
-        if not self._tickets:
-            self._busy_until_s = 0.0
-
-    def _measure(self, ticket: Ticket, now_s: float) -> None:
-        tokens = ticket.uncached_tokens + ticket.queued_before_tokens
-        elapsed_s = now_s - ticket.sent_s
-        if tokens < _MIN_MEASURED_TOKENS or elapsed_s <= 0:
-            return
-        self.prefill_tokens_per_s += _SPEED_WEIGHT * (tokens / elapsed_s - self.prefill_tokens_per_s)
+        self._in_flight.discard(ticket.number)
+        self._prefills.pop(ticket.number, None)

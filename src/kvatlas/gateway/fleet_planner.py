@@ -34,6 +34,7 @@ class _Books:
     uncached_tokens: dict[str, int]
     predicted_tokens: dict[str, int]
     rendered_tokens: int | None
+    stream: bool
     tickets: dict[str, Ticket] = field(default_factory=dict)
 
 
@@ -112,7 +113,10 @@ class FleetPlanner:
             books.tickets[target.worker_id] = worker.load.dispatch(books.uncached_tokens.get(target.worker_id, 1))
 
     def first_byte(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
-        """The worker's prefill of this request is over."""
+        """The first token of a stream: the worker's prefill is over. Other answers come whole and tell nothing."""
+        books = _books_of(plan)
+        if books is None or not books.stream:
+            return
         worker, ticket = self._ticket_of(plan, target)
         if worker is not None and ticket is not None:
             worker.load.first_token(ticket)
@@ -191,6 +195,7 @@ class FleetPlanner:
             },
             predicted_tokens={} if no_index is not None else _predictions(workers, matches),
             rendered_tokens=len(prompts[0].token_ids) if len(prompts) == 1 else None,
+            stream=parsed.stream,
         )
         by_id = {worker.worker_id: worker for worker in workers}
         targets = tuple(self._target(by_id[worker_id]) for worker_id in record.order)

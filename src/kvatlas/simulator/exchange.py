@@ -161,11 +161,12 @@ class Exchange:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
         await response.prepare(http_request)
         try:
+            # The opening (the role) waits for the first token, as vLLM's does: clients and routers take the first
+            # byte of the body for the end of prefill.
             opening = self._shape.opening(self._choices())
-            if opening:
-                await response.write(opening)
             async for outputs in self._stream:
-                await response.write(b"".join([self._chunk(output) for output in outputs]))
+                await response.write(b"".join([opening, *(self._chunk(output) for output in outputs)]))
+                opening = b""
             ending = self._shape.usage_chunk(self._usage()) if include_usage else b""
         except ConnectionError:
             return response  # the client hung up between two writes; the caller abandons what is left

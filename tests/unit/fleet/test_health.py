@@ -33,5 +33,7 @@ def test_old_names_and_missing_labels() -> None:
 def test_samples_of_several_label_sets_are_summed() -> None:
     """Two models on one engine are one engine's load."""
     gauges = EngineGauges()
-    parse_gauges('vllm:num_requests_running{model_name="a"} 1.0\nvllm:num_requests_running{model_name="b"} 4.0\n', 0, gauges)
+    parse_gauges(
+        'vllm:num_requests_running{model_name="a"} 1.0\nvllm:num_requests_running{model_name="b"} 4.0\n', 0, gauges
+    )
     assert gauges.running_requests == 5

@@ -3,7 +3,7 @@
 import pytest
 
 from kvatlas.clock import ManualClock
-from kvatlas.fleet import LoadLedger
+from kvatlas.fleet import FleetSpeed, LoadLedger, PrefillSpeed
 
 
 @pytest.fixture(name="clock")
@@ -13,7 +13,7 @@ def _clock() -> ManualClock:
 
 @pytest.fixture(name="ledger")
 def _ledger(clock: ManualClock) -> LoadLedger:
-    return LoadLedger(clock, prefill_tokens_per_s=1000.0, decode_step_s=0.01)
+    return LoadLedger(clock, PrefillSpeed(clock, FleetSpeed(1000.0)), decode_step_s=0.01)
 
 
 def test_dispatch_counts_at_once(ledger: LoadLedger) -> None:
@@ -68,8 +68,22 @@ def test_speed_is_measured(ledger: LoadLedger, clock: ManualClock) -> None:
     clock.advance(0.5)
     ledger.first_token(ticket)
     assert 1000 < ledger.prefill_tokens_per_s < 2000
+    ledger.finish(ticket)
     faster = ledger.prefill_tokens_per_s
     short = ledger.dispatch(10)
-    clock.advance(5.0)
+    clock.advance(0.001)
     ledger.first_token(short)
-    assert ledger.prefill_tokens_per_s == faster
+    assert ledger.prefill_tokens_per_s == pytest.approx(faster, rel=1e-3)
+
+
+def test_a_speed_that_is_not_renewed_fades_into_the_fleets(clock: ManualClock) -> None:
+    """A worker measured as slow is not avoided for ever, and one never measured counts as the others do."""
+    fleet = FleetSpeed(1000.0)
+    slow, unknown = PrefillSpeed(clock, fleet), PrefillSpeed(clock, fleet)
+    for _ in range(20):
+        slow.measure(1000, 10.0)
+        PrefillSpeed(clock, fleet).measure(10_000, 1.0)
+    assert slow.tokens_per_s < 150
+    assert unknown.tokens_per_s == fleet.tokens_per_s > 1000
+    clock.advance(600.0)
+    assert slow.tokens_per_s == pytest.approx(fleet.tokens_per_s, rel=0.01)

@@ -17,7 +17,11 @@ def batch(*events: object) -> bytes:
 
 def stored(*hashes: int, parent: int | None = None) -> BlockStored:
     return BlockStored(
-        block_hashes=list(hashes), parent_block_hash=parent, token_ids=TOKENS[: 4 * len(hashes)], block_size=4, medium="GPU"
+        block_hashes=list(hashes),
+        parent_block_hash=parent,
+        token_ids=TOKENS[: 4 * len(hashes)],
+        block_size=4,
+        medium="GPU",
     )
 
 
@@ -85,7 +89,9 @@ class TestTrust:
         assert source.trust.level is Trust.SYNCED
 
     @pytest.mark.parametrize(("lives", "expected"), [(0, Trust.NONE), (1, Trust.STALE)])
-    def test_connecting_is_none_before_the_first_life_and_stale_after(self, source: EventSource, lives: int, expected: Trust) -> None:
+    def test_connecting_is_none_before_the_first_life_and_stale_after(
+        self, source: EventSource, lives: int, expected: Trust
+    ) -> None:
         """An endpoint never reached teaches nothing; one that was is stale."""
         for _ in range(lives):
             source.on_status("syncing", "contact")
