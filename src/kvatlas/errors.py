@@ -19,8 +19,8 @@ The tree (catch the highest name that means the same to you)::
         ├── ModelNotFound            no worker serves that model
         └── BodyTooLarge             the body is over the configured limit
 
-Each class carries a stable `code` (what programs match on) and an `http_status` (what the gateway answers with). A message
-says what was given, what was expected and what to do.
+Each class carries a stable `code` (what programs match on) and an `http_status` (what the gateway answers with). A
+message says what was given, what was expected and what to do.
 """
 
 from typing import ClassVar

@@ -296,5 +296,5 @@ def test_events_tail_prints_the_stream_in_order(fleet: SimulatedFleet) -> None:
     records = [json.loads(line) for line in done.stdout.splitlines()]
     stored = [record["event"] for record in records if "event" in record]
     assert records[0]["status"]
-    assert [record["seq"] for record in records if "seq" in record][0] == 0
+    assert next(record["seq"] for record in records if "seq" in record) == 0
     assert stored[0]["type"] == "BlockStored"

@@ -10,7 +10,7 @@ import pytest
 from kvatlas.clock import SystemClock
 from kvatlas.replay import Conversation, TurnResult, hold_conversations
 from support.real_vllm import MODEL_NAME, RealVllm
-from support.serve import Gateway, running_gateway
+from support.serve import Gateway, get_json, running_gateway
 
 CONVERSATIONS = 8
 TURNS = 4
@@ -52,13 +52,19 @@ def hold(gateway: Gateway, conversations: list[Conversation]) -> list[TurnResult
     return asyncio.run(hold_conversations(gateway.base_url, MODEL_NAME, conversations, SystemClock()))
 
 
+def why(gateway: Gateway, result: TurnResult) -> str:
+    """The gateway's own reason for a pick, for the message of a test that failed."""
+    record = get_json(f"{gateway.admin_url}/api/decisions/{result.conversation}-{result.turn}")
+    return f"{result.conversation} turn {result.turn}: {record['reason']} {record['candidates']}"
+
+
 def test_conversations_stay_and_predictions_hold(gateway: Gateway, two_engines: tuple[RealVllm, RealVllm]) -> None:
     """Turns 2-4 go where turn 1 went, both engines are used, and every prediction is what the engine reports."""
     results = hold(gateway, make_conversations(1, CONVERSATIONS, TURNS))
     assert [result.error for result in results] == [None] * (CONVERSATIONS * TURNS)
     homes = {result.conversation: result.worker for result in results if result.turn == 0}
     assert set(homes.values()) == {f"127.0.0.1:{engine.port}" for engine in two_engines}
-    moved = [(r.conversation, r.turn, r.worker) for r in results if r.worker != homes[r.conversation]]
+    moved = [why(gateway, r) for r in results if r.worker != homes[r.conversation]]
     assert moved == []
     wrong = [(r.conversation, r.turn, r.predicted_tokens, r.cached_tokens) for r in results if r.predicted_tokens != r.cached_tokens]
     assert wrong == []

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway import GatewayStats, HistogramSnapshot
+from kvatlas.gateway import GatewayStats, HistogramSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.index import PrefixIndex
 
@@ -140,7 +140,7 @@ class MetricsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics of `METRICS`, in order."""
         values = self._values()
-        histograms = {
+        histograms: dict[str, Callable[[WorkerSnapshot], HistogramSnapshot]] = {
             "kvatlas_worker_ttft_seconds": lambda worker: worker.ttft_s,
             "kvatlas_worker_duration_seconds": lambda worker: worker.duration_s,
         }

@@ -1,7 +1,7 @@
 """How fast workers prefill, measured from the first tokens of streams.
 
-A worker's own measurements count while they are fresh and fade into the fleet's mean: a worker that looked slow once, or was never
-measured, must not be avoided for ever, because only traffic can correct the picture.
+A worker's own measurements count while they are fresh and fade into the fleet's mean: a worker that looked slow once,
+or was never measured, must not be avoided for ever, because only traffic can correct the picture.
 """
 
 import math

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvatlas.errors import HashingError
 from kvatlas.events import BlockHandle, BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
 from kvatlas.index.flat_index import FlatIndex, Plane
@@ -49,7 +50,7 @@ class ColumnStats:
     orphaned_blocks: int = 0
     dropped_orphan_blocks: int = 0
     unpaired_blocks: int = 0
-    """Hashes whose tokens the event does not prove (masked spans, bigrams)."""
+    """Hashes whose content the event does not prove (masked spans, bigrams, extra keys of no known form)."""
     resident_now: int = 0
     orphans_now: int = 0
 
@@ -133,12 +134,13 @@ class WorkerColumn:
             return
         size = event.block_size
         token_ids = _provable_token_ids(event)
-        if token_ids is None:
+        extras = _extras_per_block(event)
+        if token_ids is None or extras is None:
             self.stats.unpaired_blocks += len(handles)
             return
         if self.block_size is None:
             self.block_size = size
-        run = _Run(handles, token_ids, _extras_per_block(event), size)
+        run = _Run(handles, token_ids, extras, size)
         if event.parent_block_hash is None:
             self._join(run, self._root_key)
             return
@@ -240,18 +242,24 @@ def _provable_token_ids(event: BlockStored) -> Sequence[int] | None:
     return plain_token_ids(event.token_ids)
 
 
-def _extras_per_block(event: BlockStored) -> tuple[BlockExtras, ...]:
-    """The extras of each listed block. A salt named for the whole event (SGLang) belongs to the block at token 0."""
+def _extras_per_block(event: BlockStored) -> tuple[BlockExtras, ...] | None:
+    """The extras of each listed block; None when they are of no form that engines publish.
+
+    A salt named for the whole event (SGLang) belongs to the block at token 0.
+    """
     count = len(event.block_hashes)
     published = event.extra_keys
     at_root = event.parent_block_hash is None
     if not published and event.lora_name is None and (event.cache_salt is None or not at_root):
         return (NO_BLOCK_EXTRAS,) * count
-    return tuple(
-        BlockExtras.from_published(
-            published[i] if published and i < len(published) else None,
-            event.lora_name,
-            event.cache_salt if at_root and i == 0 else None,
+    try:
+        return tuple(
+            BlockExtras.from_published(
+                published[i] if published and i < len(published) else None,
+                event.lora_name,
+                event.cache_salt if at_root and i == 0 else None,
+            )
+            for i in range(count)
         )
-        for i in range(count)
-    )
+    except HashingError:
+        return None

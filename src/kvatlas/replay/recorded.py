@@ -89,7 +89,7 @@ class _Player:
             case RecordedRequest():
                 self._request(record)
             case RecordedReset():
-                if record.status == 200:
+                if record.success:
                     self.source.note_reset("the recording's reset call succeeded")
             case RecordedMetrics():
                 block_size = parse_gauges("\n".join(record.text), 0, EngineGauges())

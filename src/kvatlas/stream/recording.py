@@ -62,11 +62,12 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReset:
-    """The engine was told to reset its prefix cache, and answered `status`."""
+    """The engine was told to reset its prefix cache. `success` is its word: a busy engine says no, with status 200."""
 
     line: int
     t_s: float
     status: int
+    success: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,14 @@ class _RequestLine(msgspec.Struct, tag_field="kind", tag="request"):
     token_ids: list[int] | None = None
 
 
+class _ResetAnswer(msgspec.Struct):
+    success: bool = False
+
+
 class _ResetLine(msgspec.Struct, tag_field="kind", tag="reset"):
     t: float
     status: int
+    text: str = ""
 
 
 class _MetricsLine(msgspec.Struct, tag_field="kind", tag="metrics"):
@@ -116,6 +122,7 @@ class _MetricsLine(msgspec.Struct, tag_field="kind", tag="metrics"):
 
 _Line: TypeAlias = _FramesLine | _RequestLine | _ResetLine | _MetricsLine
 _decode_line = msgspec.json.Decoder(_Line).decode
+_HTTP_OK = 200
 _encode_line = msgspec.json.Encoder().encode
 
 
@@ -192,8 +199,18 @@ def _to_record(line: _Line, number: int) -> Record | None:
             body=line.body,
         )
     if isinstance(line, _ResetLine):
-        return RecordedReset(number, line.t, line.status)
+        return RecordedReset(number, line.t, line.status, success=_reset_succeeded(line))
     return RecordedMetrics(number, line.t, tuple(line.text))
+
+
+def _reset_succeeded(line: _ResetLine) -> bool:
+    """Whether the answer's body says so; an engine that answers nothing (old vLLM) says it with its status."""
+    if line.status != _HTTP_OK:
+        return False
+    try:
+        return not line.text or msgspec.json.decode(line.text, type=_ResetAnswer).success
+    except msgspec.DecodeError:
+        return False
 
 
 def _to_line(record: Record) -> _Line:
@@ -211,5 +228,6 @@ def _to_line(record: Record) -> _Line:
             token_ids=list(record.output_token_ids),
         )
     if isinstance(record, RecordedReset):
-        return _ResetLine(t=record.t_s, status=record.status)
+        answer = msgspec.json.encode(_ResetAnswer(record.success)).decode()
+        return _ResetLine(t=record.t_s, status=record.status, text=answer)
     return _MetricsLine(t=record.t_s, text=list(record.text))

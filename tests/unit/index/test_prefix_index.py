@@ -232,6 +232,14 @@ class TestUnprovable:
         index.apply("a", stored(0, 2))
         assert hits(index)["a"] == 8
 
+    def test_extra_keys_of_no_known_form_match_nothing(self, index: PrefixIndex) -> None:
+        """Two texts without a LoRA name could be anything: the blocks are counted and matched by nobody."""
+        index.apply("a", stored(0, 1, extra_keys=[("x", "y")]))
+        assert index.stats("a").unpaired_blocks == 1
+        assert hits(index)["a"] == 0
+        index.apply("a", removed(10))
+        assert index.stats("a").unknown_removals == 0
+
     def test_bigrams_are_not_taken_for_tokens(self, index: PrefixIndex) -> None:
         """Pairs of ids are counted and left out."""
         pairs = [(t, t + 1) for t in TOKENS[:4]]

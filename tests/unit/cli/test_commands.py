@@ -1,0 +1,87 @@
+"""Commands that need no server: output, JSON shapes, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvatlas.cli.main import cli
+from kvatlas.errors import ConfigError, HashingError
+from support.golden import golden_files
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+class TestHash:
+    def test_json_is_what_the_engine_publishes(self) -> None:
+        """The golden chain of vLLM's sha256_cbor with seed 0, as digests and as published integers."""
+        report = json.loads(
+            run(
+                "hash", "--algo", "sha256_cbor", "--seed", "0", "--tokens", ",".join(map(str, range(34))), "--json"
+            ).stdout
+        )
+        assert [row["hash64"] for row in report["blocks"]] == [12687895063098490012, 1814341696565857452]
+        assert report["blocks"][0]["digest"] == "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c"
+        assert report["tail_tokens"] == 2
+
+    def test_digests_are_never_cut(self) -> None:
+        """The table for people shows whole digests, however narrow the terminal."""
+        output = run("hash", "--algo", "sha256_cbor", "--seed", "0", "--tokens", ",".join(map(str, range(16)))).stdout
+        assert "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c" in output
+
+    def test_file_and_extras(self, tmp_path: Path) -> None:
+        """Ids from a JSON file; a salt changes the first digest."""
+        path = tmp_path / "ids.json"
+        path.write_text(json.dumps(list(range(16))))
+        plain = run("hash", "--algo", "sha256_cbor", "--tokens-file", str(path), "--json")
+        salted = run("hash", "--algo", "sha256_cbor", "--tokens-file", str(path), "--salt", "s", "--json")
+        assert json.loads(plain.stdout)["blocks"][0] != json.loads(salted.stdout)["blocks"][0]
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            ((), ConfigError),
+            (("--tokens", "1", "--tokens-file", "x"), ConfigError),
+            (("--tokens", "1,x"), ConfigError),
+            (("--tokens", "-1", "--block-size", "1"), HashingError),
+        ],
+    )
+    def test_bad_tokens_are_our_own_errors(self, arguments: tuple[str, ...], error: type[Exception]) -> None:
+        """Both, neither, not numbers, negative: each a deliberate error that main() prints in one line."""
+        assert isinstance(run("hash", *arguments).exception, error)
+
+
+class TestEventsReplay:
+    def test_json_shape_and_exit_code(self) -> None:
+        """The stable fields, and exit code 0 when every prediction held."""
+        (path,) = golden_files("streams", ("vllm-bytes-serial",))
+        done = run("events", "replay", str(path), "--json")
+        report = json.loads(done.stdout)
+        assert done.exit_code == 0
+        assert {"compared", "equal", "differences", "events", "gaps"} <= set(report)
+        assert report["compared"] == report["equal"] > 0
+
+    def test_text_prints_counts(self) -> None:
+        """People get the numbers compared and equal."""
+        (path,) = golden_files("streams", ("vllm-bytes-serial",))
+        assert "(100.0 %)" in run("events", "replay", str(path)).stdout
+
+    def test_missing_file(self) -> None:
+        """A file that is not there is a deliberate error."""
+        assert isinstance(run("events", "replay", "none.jsonl").exception, ConfigError)
+
+
+def test_help_lists_every_command() -> None:
+    """`kvatlas --help` names all commands without importing them."""
+    output = run("--help").stdout
+    assert all(name in output for name in ("bench", "demo", "events", "hash", "index", "serve", "sim"))
+
+
+def test_unknown_command_is_refused() -> None:
+    """A typing mistake is told, with exit code 2."""
+    done = run("srve")
+    assert done.exit_code == 2
+    assert "No such command" in done.output
