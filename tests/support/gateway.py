@@ -25,7 +25,7 @@ def on_both_loops(test: Callable[..., Awaitable[None]]):
     def run(loop_name: str, **fixtures: object) -> None:
         async def bounded() -> None:
             try:
-                await asyncio.wait_for(test(**fixtures), 30)
+                await asyncio.wait_for(test(**fixtures), 20)
             finally:
                 while _clients:
                     _clients.pop().abort()
