@@ -19,6 +19,7 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
         queue_s: prompts ahead.
         prefill_s: this prompt's tokens that are not cached.
         decode_s: steps given to requests that decode or wait.
+        crowding_s: what this prompt's computing costs the requests behind it.
         balance_s: surcharge of a worker that took more than its share of recent work.
     """
 
@@ -26,11 +27,12 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
     prefill_s: float
     decode_s: float
     balance_s: float = 0.0
+    crowding_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """The sum, which is the score."""
-        return self.queue_s + self.prefill_s + self.decode_s + self.balance_s
+        return self.queue_s + self.prefill_s + self.decode_s + self.balance_s + self.crowding_s
 
 
 def uncached_tokens(prompt_tokens: int, candidate: Candidate) -> float:
@@ -39,7 +41,9 @@ def uncached_tokens(prompt_tokens: int, candidate: Candidate) -> float:
     return max(1.0, tokens)
 
 
-def cost_terms(prompt_tokens: int, candidate: Candidate, *, decode_share: float, surplus: float = 0.0) -> CostTerms:
+def cost_terms(
+    prompt_tokens: int, candidate: Candidate, *, decode_share: float, surplus: float = 0.0, crowding: float = 0.0
+) -> CostTerms:
     """The terms for one candidate.
 
     Args:
@@ -47,6 +51,7 @@ def cost_terms(prompt_tokens: int, candidate: Candidate, *, decode_share: float,
         candidate: the worker.
         decode_share: what one running request adds to a step, as a share of a decode step.
         surplus: weighted excess of the worker's recent work over the mean; 0 for at or below the mean.
+        crowding: how many requests are reckoned to wait behind this one's computing.
 
     Returns:
         The terms. Every one grows with the load figure it is made of and shrinks with the hit.
@@ -55,4 +60,5 @@ def cost_terms(prompt_tokens: int, candidate: Candidate, *, decode_share: float,
     queue_s = candidate.queued_prefill_tokens / tokens_per_s
     prefill_s = uncached_tokens(prompt_tokens, candidate) / tokens_per_s
     steps = candidate.waiting_requests + decode_share * candidate.running_requests
-    return CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, surplus * (queue_s + prefill_s))
+    balance_s = surplus * (queue_s + prefill_s)
+    return CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, balance_s, crowding * prefill_s)

@@ -20,6 +20,8 @@ class PolicySettings:
         decode_share: how much one running request adds to a step's time, as a share of an ordinary decode step.
         balance_weight: how strongly a worker that got more than its share of recent work is avoided; 0 turns it off.
         balance_window_tokens: recent means this many prompt tokens computed per worker, about one cache turnover.
+        crowding: how many requests are reckoned to wait behind one request's computing: recomputing what another worker
+            has cached delays others, too, so a conversation does not leave its cache for a small gain of its own.
         tie_share: candidates whose scores are within this share of the best one are equally good.
         tie_floor_s: ... or within this many seconds.
     """
@@ -27,6 +29,7 @@ class PolicySettings:
     decode_share: float = 0.1
     balance_weight: float = 0.5
     balance_window_tokens: int = 500_000
+    crowding: float = 0.5
     tie_share: float = 0.02
     tie_floor_s: float = 0.001
 

@@ -39,7 +39,7 @@ def test_a_record_holds_what_the_decision_rested_on():
     assert record is log.get("r1")
     assert (record.wall_s, record.policy, record.prompt_tokens, record.score_unit) == (1234.5, "cost", 4000, "s")
     assert (record.chosen, record.order, record.predicted_tokens) == ("b", ("b", "a"), 3000)
-    assert [score.score for score in record.candidates] == pytest.approx([4.001, 1.001])
+    assert [score.score for score in record.candidates] == pytest.approx([6.001, 1.501])
     assert record.candidates[1].terms.prefill_s == pytest.approx(1.0)
     assert record.reason == "b holds 3000 of 4000 tokens, no worker holds more"
 
@@ -49,7 +49,7 @@ def test_the_reason_says_why_the_longest_match_lost():
     pick, _ = picker()
     record = pick.pick(RoutingRequest("r", 4000), [worker("a", 3000, confidence=0.9, queued=9000), worker("b", 1000)])
     assert record.chosen == "b"
-    assert record.reason.startswith("a holds 3000 of 4000 tokens at confidence 0.90 and lost: it scores 10.3 s")
+    assert record.reason.startswith("a holds 3000 of 4000 tokens at confidence 0.90 and lost: it scores 10.95 s")
     assert "9000 tokens queued" in record.reason
     assert "of b, which holds 1000" in record.reason
 
@@ -113,5 +113,6 @@ def test_a_record_turns_into_json():
     pick, _ = picker()
     shown = json.loads(msgspec.json.encode(pick.pick(RoutingRequest("r", 100), [worker("a", 50), worker("b")])))
     assert shown["chosen"] == "a"
-    assert shown["candidates"][0]["terms"] == {"queue_s": 0.0, "prefill_s": 0.05, "decode_s": 0.001, "balance_s": 0.0}
+    terms = {"queue_s": 0.0, "prefill_s": 0.05, "decode_s": 0.001, "balance_s": 0.0, "crowding_s": 0.025}
+    assert shown["candidates"][0]["terms"] == terms
     assert shown["actual_tokens"] is None

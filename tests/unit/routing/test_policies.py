@@ -59,9 +59,9 @@ def test_cost_prefers_the_longest_hit_among_idle_workers():
 
 
 def test_cost_leaves_a_hit_when_its_queue_outweighs_it():
-    """8,000 cached tokens are not worth waiting for 9,000 queued ones."""
-    assert chosen(make_policy("cost"), [worker("a", 8000, queued=9000), worker("b")]) == "b"
-    assert chosen(make_policy("cost"), [worker("a", 8000, queued=7000), worker("b")]) == "a"
+    """8,000 cached tokens save their own time and half of it again for requests behind: worth 12,000 queued ones."""
+    assert chosen(make_policy("cost"), [worker("a", 8000, queued=13_000), worker("b")]) == "b"
+    assert chosen(make_policy("cost"), [worker("a", 8000, queued=11_000), worker("b")]) == "a"
 
 
 def test_cost_discounts_a_hit_it_does_not_trust():

@@ -123,7 +123,7 @@ def test_longest_prefix_sends_everything_to_one_worker(conversation, round_robin
     assert hit < round_robin_hit
 
 
-@pytest.mark.parametrize(("per_s", "most"), [(2.0, 4.5), (10.0, 2.5), (100.0, 1.1)])
+@pytest.mark.parametrize(("per_s", "most"), [(2.0, 4.5), (10.0, 2.8), (100.0, 1.5)])
 def test_a_hot_system_prompt_spreads_as_its_traffic_grows(per_s, most):
     """One 8,192-token prefix for all: it is copied to as many workers as the load needs, and is still hit."""
     shared = list(range(16))

@@ -11,7 +11,7 @@ __all__ = ["CostPolicy"]
 
 
 class CostPolicy:
-    """Minimises queue + uncached prefill + decode interference + a surcharge for more than a fair share of recent work.
+    """Minimises queue + uncached prefill + decode interference, its cost to others and a surcharge for busy workers.
 
     What keeps conversations together: their long hits save more time than a queue costs. What keeps the fleet level:
     a queue outweighs a short hit, the surcharge does the same while queues are empty, and equals take turns. A hot
@@ -60,6 +60,12 @@ class CostPolicy:
         share = self._settings.decode_share
         surpluses = self._recent.surpluses(candidates)
         return tuple(
-            cost_terms(request.prompt_tokens, candidate, decode_share=share, surplus=weight * surplus)
+            cost_terms(
+                request.prompt_tokens,
+                candidate,
+                decode_share=share,
+                surplus=weight * surplus,
+                crowding=self._settings.crowding,
+            )
             for candidate, surplus in zip(candidates, surpluses, strict=True)
         )
