@@ -244,6 +244,10 @@ class KVConnector(Protocol):
         """
         ...
 
+    def sync_load_s(self, transfers: StepTransfers) -> float:
+        """Seconds the step lasts longer because its synchronous loads must end before the model runs."""
+        ...
+
     def run_step(self, transfers: StepTransfers) -> TransferResults:
         """Do what the step carried, let running transfers go on, and tell what has ended since the last call.
 
