@@ -30,18 +30,25 @@ def _gateway(two_engines: tuple[RealVllm, RealVllm], tiny_model: Path, tmp_path:
 
 
 def make_conversations(seed: int, count: int, turns: int) -> list[Conversation]:
-    """Conversations that share nothing, so that no request changes what another one finds cached."""
+    """Conversations that share nothing, so that no request changes what another one finds cached.
+
+    People think between turns: without pauses both engines are saturated, and then leaving a queue for the idle engine
+    is what the policy should do.
+    """
     rng = random.Random(seed)
 
     def words(number: int) -> str:
-        return " ".join(rng.choice(("north", "kettle", "amber", "violin", "seven", "harbour")) + str(rng.randrange(1000)) for _ in range(number))
+        return " ".join(
+            rng.choice(("north", "kettle", "amber", "violin", "seven", "harbour")) + str(rng.randrange(1000))
+            for _ in range(number)
+        )
 
     return [
         Conversation(
             name=f"s{seed}c{number}",
-            system=words(40),
-            questions=tuple(words(25) for _ in range(turns)),
-            pauses_s=(0.15 * number, *(0.4 for _ in range(turns - 1))),
+            system=words(16),
+            questions=tuple(words(10) for _ in range(turns)),
+            pauses_s=(0.5 * number, *(2.5 for _ in range(turns - 1))),
             reply_tokens=24,
         )
         for number in range(count)
@@ -66,7 +73,11 @@ def test_conversations_stay_and_predictions_hold(gateway: Gateway, two_engines: 
     assert set(homes.values()) == {f"127.0.0.1:{engine.port}" for engine in two_engines}
     moved = [why(gateway, r) for r in results if r.worker != homes[r.conversation]]
     assert moved == []
-    wrong = [(r.conversation, r.turn, r.predicted_tokens, r.cached_tokens) for r in results if r.predicted_tokens != r.cached_tokens]
+    wrong = [
+        (r.conversation, r.turn, r.predicted_tokens, r.cached_tokens)
+        for r in results
+        if r.predicted_tokens != r.cached_tokens
+    ]
     assert wrong == []
     assert all(r.cached_tokens > 0 for r in results if r.turn > 0)
 

@@ -94,5 +94,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     drain_s: Annotated[PositiveFloat, _doc("How long running requests may take to end after SIGTERM.")] = 30.0
     decision_log_size: Annotated[PositiveInt, _doc("Decision records kept in memory.")] = 10_000
     render_timeout_s: Annotated[
-        PositiveFloat, _doc("How long the engine's /tokenize may take before the request is routed without the index.")
+        PositiveFloat,
+        _doc(
+            "How long tokenising (a large prompt, or the engine's /tokenize) may take "
+            "before the request is routed without the index."
+        ),
     ] = 2.0

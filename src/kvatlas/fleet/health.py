@@ -74,15 +74,24 @@ class HealthMonitor:
             if status != 200:
                 self._failed(f"GET /health answered {status}")
                 return
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._failed(f"{type(error).__name__}: {error}" if str(error) else f"no answer in {self._timeout.total} s")
+            return
+        worker.health_reason = "GET /health answered 200"
+        await self._look_around()
+        worker.failed_checks = 0
+        worker.healthy = True
+
+    async def _look_around(self) -> None:
+        """Models and metrics. An engine that is alive but does not give them still serves; the reason says so."""
+        try:
             if not self._asked_models:
                 await self._learn_models()
             await self._scrape()
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._failed(f"{type(error).__name__}: {error}" if str(error) else f"no answer in {self._timeout.total} s")
-            return
-        worker.failed_checks = 0
-        worker.healthy = True
-        worker.health_reason = "GET /health answered 200"
+            self._worker.health_reason += (
+                f", but its models or metrics cannot be read ({type(error).__name__}: {error})"
+            )
 
     def _failed(self, reason: str) -> None:
         worker = self._worker

@@ -4,6 +4,7 @@ A request that cannot be rendered, or whose path carries no prompt, is still ser
 no prediction, and its decision record says why.
 """
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,7 @@ __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
 
 ANY_MODEL = "*"
 """Key of the tokenizer that serves every model without one of its own."""
-_INLINE_RENDER_BYTES = 16_384
+_INLINE_RENDER_BYTES = 8192
 """Bodies up to this size are rendered on the event loop; larger ones in a thread."""
 _UNRENDERED_BYTES_PER_TOKEN = 4
 """Guess of a prompt's length where it could not be tokenised: only its share of the load rests on it."""
@@ -51,7 +52,7 @@ class FleetPlanner:
     Args:
         renderers: model name (or `ANY_MODEL`) -> local renderer; where none fits, the engine's own /tokenize is asked.
         session: for those calls; stays the caller's.
-        render_timeout_s: how long such a call may take.
+        render_timeout_s: how long rendering off the event loop may take before the request goes without the index.
 
     The planner's own cost per request is the rendering, one walk of the index per distinct block size and one policy
     call.
@@ -146,7 +147,10 @@ class FleetPlanner:
         workers: list[Worker],
     ) -> Plan:
         try:
-            prompts = await renderer.render(parsed)
+            prompts = await asyncio.wait_for(renderer.render(parsed), self._render_timeout_s)
+        except TimeoutError:
+            slow = RenderError(f"tokenising took longer than {self._render_timeout_s} s")
+            return self._unrendered(request, parsed, workers, slow)
         except RenderError as error:
             return self._unrendered(request, parsed, workers, error)
         # Workers may have died while the prompt was rendered: ask again.

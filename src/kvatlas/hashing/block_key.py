@@ -14,7 +14,7 @@ process unless given, so that nobody can prepare prompts that collide.
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import xxhash
 
@@ -115,6 +115,16 @@ class BlockKeyHasher:
 
         Cost: O(n), measured 1 us for each 16-token block.
         """
+        return list(self.iter_chain(token_ids, block_size, extras=extras, namespace=namespace))
+
+    def iter_chain(
+        self, token_ids: Sequence[int], block_size: int, *, extras: RequestExtras = NO_EXTRAS, namespace: str = ""
+    ) -> Iterator[int]:
+        """Yield the keys that `chain` returns, each hashed only when asked for: a lookup stops at the first miss.
+
+        Raises:
+            HashingError: bad token ids or block size, with the first key.
+        """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
         packed = packed_token_ids(token_ids)
@@ -123,12 +133,10 @@ class BlockKeyHasher:
         plain = extras.is_empty
         encoded = b""
         cursor = 0
-        keys = []
         for index in range(len(packed) // width):
             if not plain:
                 start = index * block_size
                 tagged, cursor = block_extra_keys(extras, start, start + block_size, cursor)
                 encoded = _encode_extras(BlockExtras.from_tagged(tagged))
             key = self._key(key, block_size, packed[index * width : (index + 1) * width], encoded)
-            keys.append(key)
-        return keys
+            yield key

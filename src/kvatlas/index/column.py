@@ -22,6 +22,7 @@ from kvatlas.errors import HashingError
 from kvatlas.events import BlockHandle, BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
 from kvatlas.index.flat_index import FlatIndex, Plane
+from kvatlas.index.match import FULL_KINDS
 
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
 
@@ -93,7 +94,8 @@ class WorkerColumn:
         "bit",
         "block_size",
         "groups",
-        "media",
+        "only_full",
+        "other_media",
         "stats",
     )
 
@@ -110,7 +112,9 @@ class WorkerColumn:
         self.bit = bit
         self.block_size = block_size
         self.groups: dict[int, tuple[str, int | None]] = {}
-        self.media: set[str] = {DEFAULT_MEDIUM}
+        self.only_full = True
+        """Whether the worker has one group only, of full attention: its hit is then a plain prefix."""
+        self.other_media: set[str] = set()
         self.stats = ColumnStats()
         self._index = index
         self._hasher = hasher
@@ -125,8 +129,7 @@ class WorkerColumn:
         handles = tuple(normal_handle(handle) for handle in event.block_hashes)
         group = event.group_idx or 0
         plane = (normal_medium(event.medium), group)
-        self.media.add(plane[0])
-        self.groups[group] = (event.kv_cache_spec_kind or "full_attention", event.kv_cache_spec_sliding_window)
+        self._learn_group(plane, event)
         for handle in handles:
             self._add_copy(handle, plane)
         self.stats.stored_blocks += len(handles)
@@ -182,6 +185,15 @@ class WorkerColumn:
         self._orphans.clear()
         self.stats.resident_now = 0
         self.stats.orphans_now = 0
+
+    def _learn_group(self, plane: Plane, event: BlockStored) -> None:
+        medium, group = plane
+        if medium != DEFAULT_MEDIUM:
+            self.other_media.add(medium)
+        profile = (event.kv_cache_spec_kind or "full_attention", event.kv_cache_spec_sliding_window)
+        if self.groups.get(group) != profile:
+            self.groups[group] = profile
+            self.only_full = len(self.groups) == 1 and group == 0 and profile[0] in FULL_KINDS
 
     def _add_copy(self, handle: BlockHandle, plane: Plane) -> None:
         entry = self._handles.get(handle)

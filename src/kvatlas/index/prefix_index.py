@@ -5,7 +5,7 @@ from itertools import islice
 
 from kvatlas.errors import IndexStateError
 from kvatlas.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvatlas.hashing import NO_EXTRAS, BlockExtras, BlockKeyHasher, RequestExtras, block_extra_keys
+from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, RequestExtras
 from kvatlas.index.column import DEFAULT_MEDIUM, ColumnStats, CopyMode, WorkerColumn
 from kvatlas.index.flat_index import FlatIndex
 from kvatlas.index.match import GroupProfile, WorkerMatch, joint_hit_blocks, max_hit_blocks
@@ -147,7 +147,7 @@ class PrefixIndex:
     ) -> dict[str, WorkerMatch]:
         limit = max_hit_blocks(len(token_ids), size)
         keys = _LazyChain(self._hasher, token_ids, size, extras)
-        simple = {w: c for w, c in columns.items() if _only_full(c)}
+        simple = {w: c for w, c in columns.items() if c.only_full}
         bits = 0
         for column in simple.values():
             bits |= column.bit
@@ -156,7 +156,7 @@ class PrefixIndex:
         for worker_id, column in columns.items():
             blocks = depth.get(column.bit, 0) if worker_id in simple else self._joint_hit(column, keys, limit)
             tiers = {DEFAULT_MEDIUM: blocks * size}
-            for medium in column.media - {DEFAULT_MEDIUM}:
+            for medium in column.other_media:
                 held = self._flat.prefix_blocks((medium, 0), islice(keys, limit), column.bit)
                 tiers[medium] = held.get(column.bit, 0) * size
             found[worker_id] = WorkerMatch(blocks * size, blocks, size, tiers)
@@ -186,39 +186,24 @@ class PrefixIndex:
 class _LazyChain:
     """Block keys of a prompt, hashed when first asked for and kept."""
 
-    __slots__ = ("_cursor", "_extras", "_hasher", "_keys", "_size", "_token_ids")
+    __slots__ = ("_keys", "_source")
 
-    def __init__(self, hasher: BlockKeyHasher, token_ids: Sequence[int], size: int, extras: RequestExtras) -> None:
-        self._hasher = hasher
-        self._token_ids = token_ids
-        self._size = size
-        self._extras = extras
-        self._cursor = 0
+    def __init__(
+        self, hasher: BlockKeyHasher, token_ids: Sequence[int], block_size: int, extras: RequestExtras
+    ) -> None:
+        self._source = hasher.iter_chain(token_ids, block_size, extras=extras)
         self._keys: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
-        for block in range(len(self._token_ids) // self._size):
-            yield self[block]
+        yield from self._keys
+        for block_key in self._source:
+            self._keys.append(block_key)
+            yield block_key
 
     def __getitem__(self, block: int) -> int:
         while len(self._keys) <= block:
-            self._hash_next()
+            self._keys.append(next(self._source))
         return self._keys[block]
-
-    def _hash_next(self) -> None:
-        start = len(self._keys) * self._size
-        end = start + self._size
-        parent = self._keys[-1] if self._keys else self._hasher.root_key()
-        tokens = self._token_ids[start:end]
-        if self._extras is NO_EXTRAS:
-            self._keys.append(self._hasher.block_key(parent, tokens))
-            return
-        tagged, self._cursor = block_extra_keys(self._extras, start, end, self._cursor)
-        self._keys.append(self._hasher.block_key(parent, tokens, BlockExtras.from_tagged(tagged)))
-
-
-def _only_full(column: WorkerColumn) -> bool:
-    return not column.groups or (len(column.groups) == 1 and 0 in column.groups and _profiles(column)[0].is_full)
 
 
 def _profiles(column: WorkerColumn) -> tuple[GroupProfile, ...]:

@@ -1,0 +1,67 @@
+"""`kvatlas bench`: what we cost, in processor time, beside a peer in the same run."""
+
+import click
+
+from kvatlas.bench import BenchReport, run_gateway_bench
+from kvatlas.cli.output import print_json, print_table
+
+__all__ = ["command"]
+
+_PLANNERS = {"fixed": "kvatlas.gateway:FixedPlanner", "routed": "kvatlas.bench.routed_planner:routed_planner"}
+
+
+@click.group(name="bench", help=__doc__)
+def command() -> None:
+    """Measure what we cost."""
+
+
+@command.command()
+@click.option("--duration", "duration_s", type=float, default=3.0, show_default=True, help="Seconds per measured run.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=2, show_default=True, help="Runs of each; the least counts."
+)
+@click.option(
+    "--against", multiple=True, default=("aiohttp",), show_default=True, help="Peers measured in the same run."
+)
+@click.option(
+    "--planner",
+    "planners",
+    multiple=True,
+    type=click.Choice(list(_PLANNERS)),
+    default=("fixed", "routed"),
+    show_default=True,
+    help="fixed: bytes only. routed: parse, render, hash, look up 8 workers, score, audit.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def gateway(
+    *, duration_s: float, rounds: int, against: tuple[str, ...], planners: tuple[str, ...], as_json: bool
+) -> None:
+    """Processor microseconds the gateway spends per JSON request and per SSE event."""
+    reports = {
+        name: run_gateway_bench(duration_s, against=against, planner=_PLANNERS[name], rounds=rounds)
+        for name in planners
+    }
+    rows = [
+        type(row)(f"{row.work} ({name})", row.unit, row.ours, row.peer, row.peer_value, row.ratio)
+        for name, report in reports.items()
+        for row in report.rows
+    ]
+    _print(BenchReport(next(iter(reports.values())).machine, rows), as_json=as_json)
+
+
+def _print(report: BenchReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    table = [
+        [
+            row.work,
+            f"{row.ours:.2f}",
+            row.unit,
+            row.peer or "",
+            "" if row.peer_value is None else f"{row.peer_value:.2f}",
+            "" if row.ratio is None else f"{row.ratio:.1f}x",
+        ]
+        for row in report.rows
+    ]
+    print_table(report.machine, ["work", "ours", "unit", "peer", "its value", "better by"], table)
