@@ -25,10 +25,10 @@ def settings_table(struct: type[msgspec.Struct]) -> str:
     """Name, type, default and meaning of every field."""
     hints = typing.get_type_hints(struct, include_extras=True)
     rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    for field in msgspec.structs.fields(struct):
-        rows.append(
-            f"| `{field.name}` | {_type_name(hints[field.name])} | {_default(field)} | {_meaning(hints[field.name])} |"
-        )
+    rows += [
+        f"| `{field.name}` | {_type_name(hints[field.name])} | {_default(field)} | {_meaning(hints[field.name])} |"
+        for field in msgspec.structs.fields(struct)
+    ]
     return "\n".join(rows) + "\n"
 
 

@@ -52,7 +52,7 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move both clocks forward by `seconds` (>= 0)."""
         if seconds < 0:
-            raise ValueError(f"a monotonic clock cannot go back: advance({seconds}) was asked; jump_wall moves wall time")
+            raise ValueError(f"a monotonic clock cannot go back by {seconds}: only jump_wall moves backwards")
         self._monotonic_s += seconds
         self._wall_s += seconds
 

@@ -7,6 +7,7 @@ The tree (catch the highest name that means the same to you)::
     ├── HashingError             token ids, extra keys or algorithm cannot be hashed
     ├── EventDecodeError         bytes on the event stream are not what an engine sends
     ├── SequenceGapError         batches are missing and replay could not return them
+    ├── PublisherClosed          something was to be published after close
     ├── IndexStateError          the index was asked for something its state does not allow
     ├── PrefixCacheError         the engine-side prefix cache was driven against its rules
     ├── RenderError              a request cannot be turned into token ids
@@ -37,6 +38,7 @@ __all__ = [
     "ModelNotFound",
     "NoWorkerAvailable",
     "PrefixCacheError",
+    "PublisherClosed",
     "RenderError",
     "SequenceGapError",
     "UpstreamConnectError",
@@ -83,6 +85,12 @@ class SequenceGapError(KvAtlasError):
 
     code = "sequence_gap"
     http_status = 502
+
+
+class PublisherClosed(KvAtlasError):  # noqa: N818 - reads as the state it reports
+    """The publisher was closed: make a new one, its sequence numbers start again at 0."""
+
+    code = "publisher_closed"
 
 
 class IndexStateError(KvAtlasError):

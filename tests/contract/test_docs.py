@@ -78,9 +78,8 @@ def test_relative_links_lead_somewhere() -> None:
     ]
     broken = []
     for page in pages:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            if not (page.parent / Path(target)).exists():
-                broken.append((page.name, target))
+        targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        broken += [(page.name, target) for target in targets if not (page.parent / Path(target)).exists()]
     assert broken == []
 
 

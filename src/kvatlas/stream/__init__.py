@@ -5,7 +5,7 @@ affair.
 """
 
 from kvatlas.stream.endpoints import binds, offset_endpoint
-from kvatlas.stream.publisher import PublisherClosed, PublisherConfig, ZmqEventPublisher
+from kvatlas.stream.publisher import PublisherConfig, ZmqEventPublisher
 from kvatlas.stream.recording import (
     Record,
     RecordedFrames,
@@ -21,7 +21,6 @@ from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
 
 __all__ = [
     "EventSink",
-    "PublisherClosed",
     "PublisherConfig",
     "Record",
     "RecordedFrames",

@@ -11,11 +11,11 @@ from typing import Self, TypeAlias
 import msgspec
 import zmq
 
-from kvatlas.errors import KvAtlasError
+from kvatlas.errors import PublisherClosed
 from kvatlas.events import EventBatch, encode_batch
 from kvatlas.stream.endpoints import bind_or_connect, binds, offset_endpoint
 
-__all__ = ["END_OF_REPLAY", "PublisherClosed", "PublisherConfig", "ZmqEventPublisher"]
+__all__ = ["END_OF_REPLAY", "PublisherConfig", "ZmqEventPublisher"]
 
 END_OF_REPLAY = b"\xff" * 8
 """The sequence number (-1) of the marker that ends a replay. Source: spec/vllm.md 8.4."""
@@ -24,12 +24,6 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 # Batches sent in a row before the replay socket is looked at again.
 _BURST = 64
-
-
-class PublisherClosed(KvAtlasError):  # noqa: N818 - reads as the state it reports
-    """The publisher was closed; nothing more can be published."""
-
-    code = "publisher_closed"
 
 
 class PublisherConfig(msgspec.Struct, frozen=True):
