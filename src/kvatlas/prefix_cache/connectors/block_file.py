@@ -44,11 +44,10 @@ def decode_block(data: bytes, key: bytes, namespace: bytes) -> bytes:
         BadBlockFile: anything else than exactly what `encode_block` wrote for this key and namespace.
     """
     check_size(data, len(data), namespace)
-    end_of_key = HEADER_BYTES + len(key)
+    prefix, checksum = data[: _PREFIX.size], data[_PREFIX.size : HEADER_BYTES]
+    end_of_key = HEADER_BYTES + _PREFIX.unpack(prefix)[2]
     payload = data[end_of_key:]
-    if data[HEADER_BYTES:end_of_key] != key or data[_PREFIX.size : HEADER_BYTES] != _checksum(
-        data[: _PREFIX.size], key, payload
-    ):
+    if data[HEADER_BYTES:end_of_key] != key or checksum != _checksum(prefix, key, payload):
         raise BadBlockFile("corrupt")
     return payload
 

@@ -71,14 +71,20 @@ class BlockFiles:
             self.sync_directory(path.parent)
 
     def open_temporary(self) -> tuple[int, Path]:
-        """A new file nobody else has, locked."""
-        fd, name = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=self.directory)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        """A new file nobody else has, locked.
+
+        Somebody who tidies up may find the file before it is locked, hold it for a moment, and remove it: try again.
+        """
+        while True:
+            fd, name = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=self.directory)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.fstat(fd).st_nlink:
+                    return fd, Path(name)
+            except OSError:
+                os.close(fd)
+                raise
             os.close(fd)
-            raise
-        return fd, Path(name)
 
     def write_all(self, fd: int, data: bytes) -> None:
         """Write every byte."""
