@@ -7,7 +7,16 @@ from pathlib import Path
 import msgspec
 
 from kvatlas.hashing import RequestExtras, VllmHasher
-from kvatlas.prefix_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheManager, Request
+from kvatlas.prefix_cache import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheManager,
+    MambaSpec,
+    Request,
+    SlidingWindowSpec,
+)
 
 INPUTS = {"op", "id", "tokens", "cache_salt", "report_mode", "prompt_logprobs", "scheduled", "append", "block_ids"}
 
@@ -74,6 +83,7 @@ class CoreReplay:
                 max_model_len=config["max_model_len"],
                 max_in_flight_tokens=config["max_in_flight_tokens"],
                 use_eagle=config["use_eagle"],
+                retention_interval=config["retention_interval"],
             )
         )
         assert self.manager.config.scheduler_block_size == config["scheduler_block_size"]
@@ -152,9 +162,18 @@ class CoreReplay:
 
 def make_spec(group):
     """The spec of a recorded group."""
-    if group["kind"] == "full_attention":
-        return FullAttentionSpec(group["block_size"])
-    raise NotImplementedError(f"no replay for groups of kind {group['kind']} yet")
+    size = group["block_size"]
+    match group["kind"]:
+        case "full_attention":
+            return FullAttentionSpec(size)
+        case "sliding_window":
+            return SlidingWindowSpec(size, group["window"])
+        case "chunked_local_attention":
+            return ChunkedLocalAttentionSpec(size, group["chunk"])
+        case "mamba":
+            return MambaSpec(size)
+        case kind:
+            raise NotImplementedError(f"no replay for groups of kind {kind}")
 
 
 def as_lists(new):

@@ -7,11 +7,11 @@ from typing import TypeAlias
 from kvatlas.errors import ConfigError
 from kvatlas.prefix_cache.block import Block
 from kvatlas.prefix_cache.block_pool import BlockPool
-from kvatlas.prefix_cache.kv_cache_spec import KVCacheConfig
-from kvatlas.prefix_cache.managers import make_manager
+from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
+from kvatlas.prefix_cache.managers import HitSource, SlotDemand, make_manager
 from kvatlas.prefix_cache.request import Request
 
-__all__ = ["Coordinator", "GroupBlocks", "NoPrefixCacheCoordinator", "UnitaryCoordinator", "make_coordinator"]
+__all__ = ["Coordinator", "GroupBlocks", "NoPrefixCacheCoordinator", "UnitaryCoordinator"]
 
 GroupBlocks: TypeAlias = tuple[Sequence[Block], ...]
 """One sequence of blocks for each KV cache group."""
@@ -20,7 +20,7 @@ GroupBlocks: TypeAlias = tuple[Sequence[Block], ...]
 class Coordinator(ABC):
     """Drives one manager for each group. Subclasses say how a hit is found.
 
-    Source: vLLM 0.32.0 KVCacheCoordinator (spec/vllm.md 6).
+    Source: vLLM 0.32.0 KVCacheCoordinator.
     """
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool) -> None:
@@ -37,49 +37,55 @@ class Coordinator(ABC):
             max_tokens: longest hit allowed.
         """
 
-    def num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, hits: GroupBlocks, computed_tokens: int, *, capped: bool = False
-    ) -> int:
+    def num_blocks_to_allocate(self, demand: SlotDemand, hits: GroupBlocks) -> int:
         """Return how many blocks of the free queue all groups need; see the managers' method."""
         need = 0
         for manager, blocks in zip(self.managers, hits, strict=True):
-            need += manager.num_blocks_to_allocate(request_id, num_tokens, blocks, computed_tokens, capped=capped)
+            need += manager.num_blocks_to_allocate(demand, blocks)
         return need
 
-    def adopt_computed_blocks(
-        self, request_id: str, hits: GroupBlocks, computed_tokens: int, external_tokens: int
-    ) -> None:
+    def adopt_computed_blocks(self, demand: SlotDemand, hits: GroupBlocks) -> None:
         """Adopt hit blocks, then allocate blocks for externally loaded tokens.
 
         In two passes over the groups: no group's allocation may evict a block that another is about to adopt.
+
+        Source: vLLM 0.32.0 KVCacheCoordinator.allocate_new_computed_blocks.
         """
-        if any(request_id in manager.num_cached_blocks for manager in self.managers):
+        if any(demand.request_id in manager.num_cached_blocks for manager in self.managers):
             return
         for manager, blocks in zip(self.managers, hits, strict=True):
-            manager.adopt_hits(request_id, blocks, computed_tokens)
-        if external_tokens > 0:
+            manager.adopt_hits(demand, blocks)
+        if demand.computed_tokens > demand.local_tokens:
             for manager in self.managers:
-                manager.allocate_external(request_id, computed_tokens, external_tokens)
+                manager.allocate_external(demand)
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> tuple[list[Block], ...]:
-        """Extend each group's table to `num_tokens`; return the blocks added."""
-        return tuple([manager.allocate_new(request_id, num_tokens) for manager in self.managers])
+    def allocate_new_blocks(self, demand: SlotDemand) -> tuple[list[Block], ...]:
+        """Extend each group's table by what is demanded; return the blocks added."""
+        return tuple([manager.allocate_new(demand) for manager in self.managers])
+
+    def num_cacheable_tokens(self, num_tokens: int, group_id: int) -> int:
+        """Of the first `num_tokens` tokens, those whose KV is final: not those that may be prefilled again."""
+        del group_id
+        return max(0, num_tokens - self.config.num_reprefillable_tokens)
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Make complete blocks among the first `num_tokens` tokens findable, except what may be prefilled again."""
-        cacheable = max(0, num_tokens - self.config.num_reprefillable_tokens)
-        for manager in self.managers:
-            manager.cache_blocks(request, cacheable)
+        """Make complete blocks among the first `num_tokens` tokens findable."""
+        for group_id, manager in enumerate(self.managers):
+            manager.cache_blocks(request, self.num_cacheable_tokens(num_tokens, group_id))
 
-    def remove_skipped(self, request_id: str, num_computed_tokens: int) -> None:
+    def remove_skipped(self, request_id: str, num_computed_tokens: int, num_prompt_tokens: int) -> None:
         """Free blocks that nothing attends to any more."""
         for manager in self.managers:
-            manager.remove_skipped(request_id, num_computed_tokens)
+            manager.remove_skipped(request_id, num_computed_tokens, num_prompt_tokens)
 
     def free(self, request_id: str) -> None:
         """Let the request go of all its blocks."""
         for manager in self.managers:
             manager.free(request_id)
+
+    def pop_blocks(self, request_id: str) -> list[Block]:
+        """Forget the request; return its blocks of all groups, still in use, first token first."""
+        return [block for manager in self.managers for block in manager.pop_blocks(request_id)]
 
     def blocks(self, request_id: str) -> GroupBlocks:
         """The request's block tables; empty for a request that holds none."""
@@ -92,7 +98,10 @@ class Coordinator(ABC):
 
 
 class NoPrefixCacheCoordinator(Coordinator):
-    """Caching is off: nothing is ever hit."""
+    """Caching is off: nothing is ever hit.
+
+    Source: vLLM 0.32.0 KVCacheCoordinatorNoPrefixCache.
+    """
 
     def find_longest_hit(self, hashes: Sequence[bytes], max_tokens: int) -> tuple[GroupBlocks, int, int]:
         """Return no hit."""
@@ -108,6 +117,8 @@ class UnitaryCoordinator(Coordinator):
 
     Raises:
         ConfigError: the hash block size differs from the block size.
+
+    Source: vLLM 0.32.0 UnitaryKVCacheCoordinator.
     """
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool) -> None:
@@ -118,22 +129,12 @@ class UnitaryCoordinator(Coordinator):
                 f"with one KV cache group hash_block_size ({config.hash_block_size}) must equal its block size "
                 f"({self._manager.block_size})"
             )
+        self._source = HitSource(pool.hash_maps[0].lookup, pool.null_block)
 
     def find_longest_hit(self, hashes: Sequence[bytes], max_tokens: int) -> tuple[GroupBlocks, int, int]:
         """Return the only manager's hit."""
         manager = self._manager
-        blocks, hit_tokens = manager.find_hit(hashes, max_tokens, manager.block_size, drop_eagle=manager.use_eagle)
+        blocks, hit_tokens = manager.find_hit(
+            self._source, hashes, max_tokens, manager.block_size, drop_eagle=manager.use_eagle
+        )
         return (blocks,), hit_tokens, 0
-
-
-def make_coordinator(config: KVCacheConfig, pool: BlockPool) -> Coordinator:
-    """Return the coordinator for the number of groups and whether caching is on.
-
-    Raises:
-        ConfigError: several groups with caching on.
-    """
-    if not config.enable_caching:
-        return NoPrefixCacheCoordinator(config, pool)
-    if len(config.groups) > 1:
-        raise ConfigError(f"prefix caching supports one KV cache group, {len(config.groups)} were configured")
-    return UnitaryCoordinator(config, pool)

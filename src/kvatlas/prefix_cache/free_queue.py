@@ -16,7 +16,7 @@ __all__ = ["FreeQueue"]
 class FreeQueue:
     """Free blocks, next to be evicted first.
 
-    Source: vLLM 0.32.0 FreeKVCacheBlockQueue (spec/vllm.md 4.2).
+    Source: vLLM 0.32.0 FreeKVCacheBlockQueue.
     """
 
     __slots__ = ("_head", "_tail", "num_blocks")

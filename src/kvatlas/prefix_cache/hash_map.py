@@ -25,6 +25,11 @@ class BlockHashMap:
         """Number of distinct digests."""
         return len(self._first)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._first.clear()
+        self._copies.clear()
+
     def insert(self, digest: bytes, block: Block) -> None:
         """Add a block under a digest; earlier ones stay before it."""
         first = self._first.setdefault(digest, block)

@@ -4,27 +4,41 @@ One step of a request: `get_computed_blocks` (only when it has computed nothing)
 to compute in this step, and `free` at its end or when it is preempted. `take_events` drains what to publish.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvatlas.errors import PrefixCacheError
 from kvatlas.events import Event
+from kvatlas.prefix_cache.block import Block
 from kvatlas.prefix_cache.block_pool import BlockPool
-from kvatlas.prefix_cache.coordinator import GroupBlocks, make_coordinator
-from kvatlas.prefix_cache.kv_cache_spec import KVCacheConfig
+from kvatlas.prefix_cache.coordinator import GroupBlocks
+from kvatlas.prefix_cache.hybrid_coordinator import HybridCoordinator, make_coordinator
+from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
+from kvatlas.prefix_cache.kv_cache_spec import MambaSpec, cdiv
+from kvatlas.prefix_cache.managers import SlotDemand
 from kvatlas.prefix_cache.request import ReportMode, Request, RequestStatus
+from kvatlas.prefix_cache.residency import ResidencyMetrics
 from kvatlas.prefix_cache.stats import PrefixCacheStats
 
-__all__ = ["DEFAULT_RULES", "AllocationRules", "ComputedBlocks", "KVCacheManager"]
+__all__ = ["DEFAULT_RULES", "AllocationRules", "BlockCopy", "ComputedBlocks", "KVCacheManager"]
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """Outcome of a lookup: hit blocks of each group, the tokens they cover, and a shared prefix worth caching at."""
+    """Outcome of a lookup.
+
+    Attributes:
+        blocks: hit blocks of each group.
+        hit_tokens: tokens they cover.
+        shared_prefix_boundary: length of a prefix that some group has and another lacks, so that others share it; a
+            scheduler stores it on the request before `allocate_slots`, to have it cached by all. 0 = none.
+        diverged: some group has less than `hit_tokens`, which only a connector can make good.
+    """
 
     blocks: GroupBlocks
     hit_tokens: int
     shared_prefix_boundary: int = 0
+    diverged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +61,32 @@ class AllocationRules:
 DEFAULT_RULES = AllocationRules()
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A block to be copied before the step computes: a hit that ended inside it shares its start, not its end."""
+
+    source: Block
+    destination: Block
+
+
 class KVCacheManager:
     """The engine-side prefix cache.
 
-    Source: vLLM 0.32.0 KVCacheManager (spec/vllm.md 7), equal to it operation by operation.
+    Args:
+        config: groups, sizes and switches.
+        residency: follows the life of blocks, None = not at all.
+
+    Raises:
+        ConfigError: groups that cannot be cached together.
+
+    Source: vLLM 0.32.0 KVCacheManager, equal to it operation by operation.
     """
 
     __slots__ = ("_coordinator", "_no_blocks", "_pool", "_stats", "_watermark_blocks", "config", "not_looked_up")
 
-    def __init__(self, config: KVCacheConfig) -> None:
+    def __init__(self, config: KVCacheConfig, residency: ResidencyMetrics | None = None) -> None:
         self.config = config
-        self._pool = BlockPool(config)
+        self._pool = BlockPool(config, residency)
         self._coordinator = make_coordinator(config, self._pool)
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         self._stats = PrefixCacheStats()
@@ -69,7 +98,13 @@ class KVCacheManager:
         """Return the longest cached prefix the request can start from, without taking it.
 
         At most `num_tokens - 1` tokens: the last one must be computed to sample from, so a prompt that is cached in
-        whole blocks computes its last block again.
+        whole blocks computes its last block again. Sliding windows and chunks count as hit what is before them, though
+        it is not resident.
+
+        In report mode `full` the hit is published, at every lookup, whether or not the request is then admitted.
+
+        Raises:
+            PrefixCacheError: a full report that ends the engine; see `BlockPool.publish_hit`.
 
         Cost: O(blocks hit), measured 80 ns each.
         """
@@ -81,6 +116,48 @@ class KVCacheManager:
                 if group_blocks:
                     self._pool.publish_hit(request, len(group_blocks), group_id)
         return ComputedBlocks(blocks, hit_tokens, hit_tokens + uncached if uncached else 0)
+
+    def get_computed_blocks_for_connector(self, request: Request) -> ComputedBlocks:
+        """Look up for a connector that can bring the states other groups lack: the full-attention groups' hit.
+
+        Only Mamba models beside full attention differ from `get_computed_blocks`, and only while no group has more than
+        full attention. When the result is `diverged` and the connector finds nothing, look up again without it.
+
+        Source: vLLM 0.32.0 KVCacheManager.get_computed_blocks_for_connector.
+        """
+        coordinator = self._coordinator
+        if not isinstance(coordinator, HybridCoordinator) or not any(
+            isinstance(group.spec, MambaSpec) for group in self.config.groups
+        ):
+            return self.get_computed_blocks(request)
+        full_id = coordinator.full_attention_group_id
+        if full_id is None:
+            return self.get_computed_blocks(request)
+        if request.skip_reading_prefix_cache:
+            return self.not_looked_up
+        hits = coordinator.find_hit_per_group(request.block_hashes, request.num_tokens - 1)
+        full_hit = hits.hit_tokens[full_id]
+        if max(hits.hit_tokens) > full_hit:
+            return self.get_computed_blocks(request)
+        return ComputedBlocks(hits.blocks, full_hit, diverged=min(hits.hit_tokens) < full_hit)
+
+    def truncate(self, computed: ComputedBlocks, num_tokens: int) -> ComputedBlocks:
+        """Return the part of a lookup's outcome that ends at `num_tokens`. A Mamba group may have less.
+
+        Raises:
+            PrefixCacheError: the end is no block end of some group, or beyond what it has.
+
+        Source: vLLM 0.32.0 KVCacheManager.truncate_computed_blocks.
+        """
+        kept: list[Sequence[Block]] = []
+        for group, block_size, blocks in zip(self.config.groups, self.config.block_sizes, computed.blocks, strict=True):
+            count, rest = divmod(num_tokens, block_size) if group.spec.prefix_cacheable else (0, 0)
+            if rest or (count > len(blocks) and not isinstance(group.spec, MambaSpec)):
+                raise PrefixCacheError(
+                    f"a hit of {len(blocks)} blocks of {block_size} tokens cannot be cut at {num_tokens} tokens"
+                )
+            kept.append(blocks[:count])
+        return ComputedBlocks(tuple(kept), num_tokens, computed.shared_prefix_boundary, computed.diverged)
 
     def allocate_slots(
         self,
@@ -111,36 +188,69 @@ class KVCacheManager:
             PrefixCacheError: nothing was asked for.
 
         Cost: O(blocks needed); measured 8 us for a decode step with its sampled token.
+        Source: vLLM 0.32.0 KVCacheManager.allocate_slots.
         """
         if num_new_tokens == 0 and external_tokens == 0 and new_computed_tokens == 0:
             raise PrefixCacheError(
                 f"allocate_slots for {request.request_id!r} asks for nothing: give num_new_tokens, new_computed_tokens "
                 "or external_tokens above 0"
             )
-        request_id = request.request_id
         hits = computed_blocks.blocks if computed_blocks is not None else self._no_blocks
-        max_len = self.config.max_model_len
-        num_computed = min(request.num_computed_tokens + new_computed_tokens + external_tokens, max_len)
+        local = request.num_computed_tokens + new_computed_tokens
+        computed = min(local + external_tokens, self.config.max_model_len)
         watermark = self._watermark(request, rules)
-        if rules.full_sequence_must_fit:
-            whole = min(request.num_tokens, max_len)
-            needed = self._coordinator.num_blocks_to_allocate(request_id, whole, hits, num_computed, capped=True)
-            if needed + watermark > self._pool.num_free_blocks:
-                return None
-        self._coordinator.remove_skipped(request_id, max(0, num_computed - request.num_in_flight_tokens))
-        num_slots = min(num_computed + num_new_tokens + lookahead_tokens, max_len)
-        needed = self._coordinator.num_blocks_to_allocate(request_id, num_slots, hits, num_computed)
+        if rules.full_sequence_must_fit and not self._whole_sequence_fits(request, hits, computed, local, watermark):
+            return None
+        coordinator = self._coordinator
+        coordinator.remove_skipped(
+            request.request_id, max(0, computed - request.num_in_flight_tokens), request.num_prompt_tokens
+        )
+        main = computed + num_new_tokens
+        demand = SlotDemand(
+            request.request_id,
+            min(main + lookahead_tokens, self.config.max_model_len),
+            main,
+            local + external_tokens,
+            local,
+            request.num_encoder_tokens,
+            self._prefill_end(request),
+        )
+        needed = coordinator.num_blocks_to_allocate(demand, hits)
         if needed + watermark > self._pool.num_free_blocks - rules.reserved_blocks:
             return None
-        if any(hits) or external_tokens > 0:
-            self._coordinator.adopt_computed_blocks(request_id, hits, num_computed, external_tokens)
-        new_blocks = self._coordinator.allocate_new_blocks(request_id, num_slots)
+        if external_tokens > 0 or any(hits):
+            coordinator.adopt_computed_blocks(demand, hits)
+        new_blocks = coordinator.allocate_new_blocks(demand)
         if not rules.delay_caching:
             # Drafts and placeholders lie beyond num_tokens: they are never cached.
-            self.cache_blocks(request, min(num_computed + num_new_tokens, request.num_tokens))
+            coordinator.cache_blocks(request, min(main, request.num_tokens))
         if computed_blocks is not None and computed_blocks is not self.not_looked_up:
             self._stats.record(request.num_tokens, new_computed_tokens, preempted=request.num_preemptions > 0)
         return tuple([[block.block_id for block in blocks] for blocks in new_blocks])
+
+    def _whole_sequence_fits(
+        self, request: Request, hits: GroupBlocks, computed: int, local: int, watermark: int
+    ) -> bool:
+        """Whether all of the request's tokens would fit now; kinds with a window count what they hold at a time."""
+        whole = min(request.num_tokens, self.config.max_model_len)
+        demand = SlotDemand(
+            request.request_id,
+            whole,
+            whole,
+            computed,
+            local,
+            request.num_encoder_tokens,
+            self._prefill_end(request),
+            capped=True,
+        )
+        needed = self._coordinator.num_blocks_to_allocate(demand, hits)
+        return needed + watermark <= self._pool.num_free_blocks
+
+    def _prefill_end(self, request: Request) -> int:
+        """Where the prefill ends, outputs replayed after a preemption included. Only retention 0 asks."""
+        if self.config.retention_interval != 0:
+            return 0
+        return max(request.num_prompt_tokens, request.num_tokens - 1)
 
     def _watermark(self, request: Request, rules: AllocationRules) -> int:
         """Blocks that must stay free: only when a request is to join others that run already."""
@@ -153,14 +263,39 @@ class KVCacheManager:
         """Make complete blocks among the request's first `num_tokens` tokens findable. For loads that finish later."""
         self._coordinator.cache_blocks(request, num_tokens)
 
+    def remove_skipped(self, request: Request, num_computed_tokens: int) -> None:
+        """Free the blocks that nothing attends to once this many tokens are computed."""
+        self._coordinator.remove_skipped(request.request_id, num_computed_tokens, request.num_prompt_tokens)
+
     def free(self, request: Request) -> None:
         """Let the request go of its blocks; what they hold stays cached. Nothing happens for an unknown request."""
         self._coordinator.free(request.request_id)
 
+    def pop_blocks(self, request: Request) -> list[Block]:
+        """Forget the request but keep its blocks in use, for a step that still reads them. Then `free_popped`."""
+        return self._coordinator.pop_blocks(request.request_id)
+
+    def free_popped(self, blocks: Sequence[Block]) -> None:
+        """Let go of blocks that `pop_blocks` returned, the last first."""
+        self._pool.free_blocks(reversed(blocks))
+
+    def take_block_copies(self) -> list[BlockCopy]:
+        """Copies that must run before the next step computes, in order; their blocks are held until released."""
+        copies = []
+        for manager in self._coordinator.managers:
+            copies += [BlockCopy(source, destination) for source, destination in manager.block_copies]
+            manager.block_copies.clear()
+        return copies
+
+    def release_block_copies(self, copies: Iterable[BlockCopy]) -> None:
+        """Let go of the blocks of copies that have run."""
+        self._pool.free_blocks([block for copy in copies for block in (copy.source, copy.destination)])
+
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the content of blocks, in use or not (their data turned out to be bad).
 
-        The engine takes the ids as a set and its events follow the set's order; so do ours.
+        The engine takes the ids as a set and its events follow the set's order; so do ours. A request that runs with
+        such a block does not cache it again.
 
         Raises:
             PrefixCacheError: an id outside the pool.
@@ -176,7 +311,7 @@ class KVCacheManager:
 
     def take_events(self) -> list[Event]:
         """The events since the last call, in order; empty when events are off."""
-        return self._pool.take_events()
+        return self._pool.events.take()
 
     def new_step_starts(self) -> None:
         """Tell that a scheduler step begins."""
@@ -187,9 +322,35 @@ class KVCacheManager:
         stats, self._stats = self._stats, PrefixCacheStats()
         return stats
 
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """Return how long a prefix of the request the cache knows, as far as its own blocks tell.
+
+        The least over the cacheable groups of the longest prefix that one of its blocks names.
+
+        Cost: O(blocks of the request).
+        Source: vLLM 0.32.0 KVCacheManager.estimate_cached_tokens.
+        """
+        known = [
+            max((block.num_hashed_tokens for block in blocks), default=0)
+            for group, blocks in zip(self.config.groups, self._coordinator.blocks(request.request_id), strict=True)
+            if group.spec.prefix_cacheable and group.spec.kind != "cross_attention"
+        ]
+        return min(known, default=0)
+
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Block table of a request for each group, null blocks as 0; empty lists for a request that holds none."""
         return tuple([block.block_id for block in blocks] for blocks in self._coordinator.blocks(request_id))
+
+    def computed_block_ids(self, request_id: str, num_computed_tokens: int) -> tuple[list[int], ...]:
+        """Block table up to the computed tokens; whole for kinds whose blocks do not stand for tokens.
+
+        Source: vLLM 0.32.0 KVCacheManager.get_block_ids_for_computed_tokens.
+        """
+        tables = []
+        for group, ids in zip(self.config.groups, self.block_ids(request_id), strict=True):
+            whole = isinstance(group.spec, MambaSpec) or group.spec.kind == "cross_attention"
+            tables.append(ids if whole else ids[: cdiv(num_computed_tokens, group.spec.block_size)])
+        return tuple(tables)
 
     def free_block_ids(self) -> list[int]:
         """Ids in the free queue, next to be evicted first. O(free blocks)."""

@@ -1,12 +1,33 @@
-"""What a prefix cache is made for: kinds of layers, their block sizes, the size of the pool."""
+"""Kinds of layers: how each keeps KV, and what that means for block sizes, admission and events."""
 
-import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
 
 from kvatlas.errors import ConfigError
 
-__all__ = ["FullAttentionSpec", "KVCacheConfig", "KVCacheGroup", "KVCacheSpec"]
+__all__ = [
+    "AttentionSpec",
+    "ChunkedLocalAttentionSpec",
+    "CircularBufferSpec",
+    "CrossAttentionSpec",
+    "FullAttentionSpec",
+    "KVCacheSpec",
+    "MLAAttentionSpec",
+    "MambaMode",
+    "MambaSpec",
+    "RSWASpec",
+    "SinkFullAttentionSpec",
+    "SlidingWindowMLASpec",
+    "SlidingWindowSpec",
+    "cdiv",
+]
+
+MambaMode: TypeAlias = Literal["align", "none"]
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """Quotient rounded up: blocks that hold `dividend` tokens."""
+    return -(-dividend // divisor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,117 +36,199 @@ class KVCacheSpec:
 
     Args:
         block_size: tokens in a block.
+        dcp_sharded: decode context parallelism splits a block's positions over its ranks, so that a block holds
+            `block_size * ranks` tokens.
+        tokens_per_state: tokens compressed into one stored state; hits must end on a multiple.
+        layout: whatever else tells two groups of one kind apart (heads, dtype). Only groups with equal specs are
+            looked up as one.
+
+    Raises:
+        ConfigError: a size below 1.
     """
 
     kind: ClassVar[str] = "unknown"
     """The kind's name in events (`kv_cache_spec_kind`)."""
+    supports_partial_hits: ClassVar[bool] = False
+    """A hit may end inside a block."""
 
     block_size: int
+    dcp_sharded: bool = field(default=False, kw_only=True)
+    tokens_per_state: int = field(default=1, kw_only=True)
+    layout: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ConfigError(f"block_size must be at least 1 token, got {self.block_size}")
+        self._require_positive("block_size", "tokens_per_state")
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} of a {type(self).__name__} must be at least 1 token, got {getattr(self, name)}"
+                )
+
+    @property
+    def is_full_attention(self) -> bool:
+        """A prefix of a hit is a hit: every token attends to all before it."""
+        return isinstance(self, FullAttentionSpec)
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        """Blocks of this kind can be shared by requests."""
+        return True
 
     @property
     def published_window(self) -> int | None:
         """Sliding window in tokens as events carry it, None for kinds without one."""
         return None
 
+    def max_admission_blocks(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
+        """Most blocks a request can hold at a time, for kinds that free behind a window; None = its whole length."""
+        del max_in_flight_tokens, max_model_len
+        return None
+
 
 @dataclass(frozen=True, slots=True)
-class FullAttentionSpec(KVCacheSpec):
-    """Every token attends to all before it: all blocks are needed, all are cached. MLA behaves alike."""
+class AttentionSpec(KVCacheSpec):
+    """What kinds of attention share: decode context parallelism splits their blocks."""
+
+    dcp_sharded: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttentionSpec(AttentionSpec):
+    """Every token attends to all before it: all blocks are needed, all are cached."""
 
     kind: ClassVar[str] = "full_attention"
+    supports_partial_hits: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class KVCacheGroup:
-    """Layers that share block tables.
+class MLAAttentionSpec(FullAttentionSpec):
+    """Multi-head latent attention: another content, the same blocks."""
 
-    Args:
-        spec: their kind.
-        is_eagle: a draft model reads this group, so the last hit block is given up to recompute its hidden states.
-    """
-
-    spec: KVCacheSpec
-    is_eagle: bool = False
+    kind: ClassVar[str] = "mla_attention"
 
 
 @dataclass(frozen=True, slots=True)
-class KVCacheConfig:
-    """Everything a `KVCacheManager` is built from.
+class RSWASpec(FullAttentionSpec):
+    """Reference sliding window: a token attends to the prompt and to the last `rswa_window` tokens, not between."""
 
-    Args:
-        num_blocks: pool size, the null block included: one block fewer is usable.
-        groups: one entry for each KV cache group, group id = position.
-        hash_block_size: tokens in a hashed block; every block size is a multiple of it.
-        max_model_len: longest sequence in tokens.
-        enable_caching: look up, hash and keep blocks; off = plain allocation.
-        enable_events: record what happens for `take_events`.
-        int_block_hashes: events carry 64-bit integers (engine default) instead of raw digests.
-        max_in_flight_tokens: tokens of steps that may run at a time; bounds what kinds with a window can hold.
-        watermark: fraction of the pool kept free when a waiting request is admitted beside running ones.
-        use_eagle: speculative decoding by a draft model; with no group flagged, all groups are.
-        num_prefill_lookahead_tokens: tokens a multi-module draft model may prefill again.
-
-    Raises:
-        ConfigError: sizes that cannot work together.
-    """
-
-    num_blocks: int
-    groups: tuple[KVCacheGroup, ...]
-    hash_block_size: int
-    max_model_len: int
-    enable_caching: bool = True
-    enable_events: bool = True
-    int_block_hashes: bool = True
-    max_in_flight_tokens: int = 8192
-    watermark: float = 0.0
-    use_eagle: bool = False
-    num_prefill_lookahead_tokens: int = 0
+    rswa_window: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise ConfigError(f"num_blocks must be at least 1 (the null block), got {self.num_blocks}")
-        if not self.groups:
-            raise ConfigError("a KV cache needs at least one group of layers, got none")
-        if self.max_model_len < 1:
-            raise ConfigError(f"max_model_len must be at least 1 token, got {self.max_model_len}")
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"watermark is a fraction of the pool in 0..1, got {self.watermark}")
-        if self.hash_block_size < 1:
-            raise ConfigError(f"hash_block_size must be at least 1 token, got {self.hash_block_size}")
-        for group_id, group in enumerate(self.groups):
-            if group.spec.block_size % self.hash_block_size:
-                raise ConfigError(
-                    f"the block size of group {group_id} ({group.spec.block_size}) must be a multiple of "
-                    f"hash_block_size ({self.hash_block_size}): blocks are named by the hashes they contain"
-                )
-        if (
-            self.enable_caching
-            and self.eagle_group_ids
-            and self.scheduler_block_size < self.num_prefill_lookahead_tokens
-        ):
-            raise ConfigError(
-                f"num_prefill_lookahead_tokens ({self.num_prefill_lookahead_tokens}) must not exceed the scheduler "
-                f"block size ({self.scheduler_block_size}): only one block is given up for the draft model"
-            )
+        self._require_positive("block_size", "tokens_per_state", "rswa_window")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFullAttentionSpec(FullAttentionSpec):
+    """Full attention with `sink_len` sink tokens, whole blocks of them; cached like full attention."""
+
+    kind: ClassVar[str] = "sink_full_attention"
+    sink_len: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_size", "tokens_per_state", "sink_len")
+        if self.sink_len % self.block_size:
+            raise ConfigError(f"sink_len ({self.sink_len}) must be a multiple of block_size ({self.block_size})")
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowSpec(AttentionSpec):
+    """A token attends to the last `sliding_window` tokens, itself included; older blocks are freed.
+
+    Args:
+        sliding_window: tokens.
+        extra_retained_tokens: tokens kept below the window, for a draft model that prefills its last ones again.
+    """
+
+    kind: ClassVar[str] = "sliding_window"
+    sliding_window: int
+    extra_retained_tokens: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_size", "tokens_per_state", "sliding_window")
 
     @property
-    def scheduler_block_size(self) -> int:
-        """Least common multiple of the groups' block sizes: where all groups end a block at once."""
-        return math.lcm(*(group.spec.block_size for group in self.groups))
+    def published_window(self) -> int | None:
+        """The window."""
+        return self.sliding_window
+
+    def max_admission_blocks(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
+        """Blocks of the window and of the tokens in flight; one more, as a window need not start with a block.
+
+        Source: vLLM 0.32.0 kv_cache_interface SlidingWindowSpec.
+        """
+        tokens = self.sliding_window - 1 + self.extra_retained_tokens + max_in_flight_tokens
+        return cdiv(min(tokens, max_model_len), self.block_size) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowMLASpec(SlidingWindowSpec):
+    """Sliding window over latent attention.
+
+    Args:
+        bounded_replay: the window is computed again rather than cached: nothing is shared.
+    """
+
+    kind: ClassVar[str] = "sliding_window_mla"
+    bounded_replay: bool = field(default=False, kw_only=True)
 
     @property
-    def eagle_group_ids(self) -> frozenset[int]:
-        """Groups that give up their last hit block."""
-        if not self.use_eagle:
-            return frozenset()
-        flagged = frozenset(i for i, group in enumerate(self.groups) if group.is_eagle)
-        return flagged or frozenset(range(len(self.groups)))
+    def prefix_cacheable(self) -> bool:
+        """Unless the window is computed again."""
+        return not self.bounded_replay
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLocalAttentionSpec(AttentionSpec):
+    """A token attends to the tokens before it in its own chunk of `attention_chunk_size`; older chunks are freed."""
+
+    kind: ClassVar[str] = "chunked_local_attention"
+    attention_chunk_size: int
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_size", "tokens_per_state", "attention_chunk_size")
+
+    def max_admission_blocks(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
+        """Blocks of one chunk and of the tokens in flight.
+
+        Source: vLLM 0.32.0 kv_cache_interface ChunkedLocalAttentionSpec.
+        """
+        return cdiv(min(self.attention_chunk_size + max_in_flight_tokens, max_model_len), self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec(KVCacheSpec):
+    """A running state instead of KV: only the state after the last token is needed.
+
+    Args:
+        mode: `align` caches the states at block boundaries; `none` caches nothing useful (engines then make one block
+            as long as the model's longest sequence).
+        num_speculative_blocks: scratch states for draft tokens.
+        num_prefill_checkpoint_blocks: above 0, the kernel can export one state from the middle of a prefill chunk.
+        prefill_checkpoint_alignment: tokens between positions at which it can, counted from the chunk's start.
+    """
+
+    kind: ClassVar[str] = "mamba"
+    supports_partial_hits: ClassVar[bool] = True
+    mode: MambaMode = "align"
+    num_speculative_blocks: int = field(default=0, kw_only=True)
+    num_prefill_checkpoint_blocks: int = field(default=0, kw_only=True)
+    prefill_checkpoint_alignment: int | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttentionSpec(AttentionSpec):
+    """Attention to an encoder's output, as long as the encoder's input and never shared."""
+
+    kind: ClassVar[str] = "cross_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class CircularBufferSpec(AttentionSpec):
+    """Scratch: one block a request, overwritten in a ring of `block_size` tokens, never shared."""
 
     @property
-    def num_reprefillable_tokens(self) -> int:
-        """Last tokens that may be prefilled again and so are not cached yet."""
-        return max(0, self.num_prefill_lookahead_tokens - 1)
+    def prefix_cacheable(self) -> bool:
+        """Never."""
+        return False

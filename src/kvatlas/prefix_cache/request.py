@@ -43,6 +43,7 @@ class Request:
         num_computed_tokens: tokens whose KV is, or will be after the scheduled steps, in the request's blocks.
         num_in_flight_tokens: of those, tokens of steps still running: blocks they read must not be freed yet.
         shared_prefix_boundary: length of a prefix others share, worth caching at; 0 = none.
+        num_encoder_tokens: length of the encoder's input, for cross attention.
         lora_id, session_id: passed on in events, never hashed.
 
     Raises:
@@ -51,7 +52,8 @@ class Request:
 
     __slots__ = (
         "_hash_block_size", "_hasher", "all_token_ids", "arrival_s", "block_hashes", "extras", "lora_id",
-        "max_tokens", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions", "num_prompt_tokens",
+        "max_tokens", "num_computed_tokens", "num_encoder_tokens", "num_in_flight_tokens", "num_preemptions",
+        "num_prompt_tokens",
         "priority", "report_mode", "request_id", "session_id", "shared_prefix_boundary", "skip_reading_prefix_cache",
         "status",
     )  # fmt: skip
@@ -85,6 +87,7 @@ class Request:
         self.num_preemptions = 0
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
+        self.num_encoder_tokens = 0
         self.shared_prefix_boundary = 0
         self.block_hashes: list[bytes] = []
         self._hasher = hasher

@@ -11,7 +11,7 @@ class PrefixCacheStats:
 
     Requests resumed after preemption are counted apart: engines export the others only.
 
-    Source: vLLM 0.32.0 PrefixCacheStats (spec/vllm.md 7.7).
+    Source: vLLM 0.32.0 PrefixCacheStats.
     """
 
     requests: int = 0

@@ -2,13 +2,54 @@
 
 from kvatlas.errors import ConfigError
 from kvatlas.prefix_cache.block_pool import BlockPool
-from kvatlas.prefix_cache.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec
-from kvatlas.prefix_cache.managers.base import SingleTypeManager
-from kvatlas.prefix_cache.managers.full_attention import FullAttentionManager
+from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
+from kvatlas.prefix_cache.kv_cache_spec import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
+from kvatlas.prefix_cache.managers.base import Cell, HitSource, SingleTypeManager, SlotDemand
+from kvatlas.prefix_cache.managers.chunked_local import ChunkedLocalAttentionManager
+from kvatlas.prefix_cache.managers.full_attention import FullAttentionManager, RSWAManager
+from kvatlas.prefix_cache.managers.mamba import MambaManager
+from kvatlas.prefix_cache.managers.sliding_window import SlidingWindowManager
+from kvatlas.prefix_cache.managers.uncached import CircularBufferManager, CrossAttentionManager
 
-__all__ = ["FullAttentionManager", "SingleTypeManager", "make_manager"]
+__all__ = [
+    "Cell",
+    "ChunkedLocalAttentionManager",
+    "CircularBufferManager",
+    "CrossAttentionManager",
+    "FullAttentionManager",
+    "HitSource",
+    "MambaManager",
+    "RSWAManager",
+    "SingleTypeManager",
+    "SlidingWindowManager",
+    "SlotDemand",
+    "make_manager",
+]
 
-_MANAGERS: dict[type[KVCacheSpec], type[SingleTypeManager]] = {FullAttentionSpec: FullAttentionManager}
+_MANAGERS: dict[type[KVCacheSpec], type[SingleTypeManager]] = {
+    ChunkedLocalAttentionSpec: ChunkedLocalAttentionManager,
+    CircularBufferSpec: CircularBufferManager,
+    CrossAttentionSpec: CrossAttentionManager,
+    FullAttentionSpec: FullAttentionManager,
+    MLAAttentionSpec: FullAttentionManager,
+    MambaSpec: MambaManager,
+    RSWASpec: RSWAManager,
+    SinkFullAttentionSpec: FullAttentionManager,
+    SlidingWindowMLASpec: SlidingWindowManager,
+    SlidingWindowSpec: SlidingWindowManager,
+}
 
 
 def make_manager(config: KVCacheConfig, group_id: int, pool: BlockPool) -> SingleTypeManager:

@@ -6,20 +6,57 @@ a hit (`find_hit`), which tokens are no longer needed (`num_skipped_tokens`), an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from kvatlas.errors import PrefixCacheError
 from kvatlas.prefix_cache.block import Block
 from kvatlas.prefix_cache.block_pool import BlockPool
-from kvatlas.prefix_cache.kv_cache_spec import KVCacheConfig
+from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
 from kvatlas.prefix_cache.request import Request
 
-__all__ = ["SingleTypeManager", "cdiv"]
+__all__ = ["Cell", "HitSource", "SingleTypeManager", "SlotDemand"]
+
+Cell = TypeVar("Cell", Block, tuple[Block, ...])
+"""What a lookup finds at one position: a block, or one block of each of several groups."""
 
 
-def cdiv(dividend: int, divisor: int) -> int:
-    """Quotient rounded up: blocks that hold `dividend` tokens."""
-    return -(-dividend // divisor)
+@dataclass(frozen=True, slots=True)
+class HitSource(Generic[Cell]):
+    """Where `find_hit` looks.
+
+    Args:
+        lookup: digest -> what is cached under it, None for a miss.
+        null: stands for positions that need no memory.
+    """
+
+    lookup: Callable[[bytes], Cell | None]
+    null: Cell
+
+
+class SlotDemand(NamedTuple):
+    """What one allocation asks for; tokens counted from the start of the sequence. A tuple: made on every allocation.
+
+    Attributes:
+        request_id: for whom.
+        slot_tokens: tokens that need a slot, lookahead included.
+        main_tokens: those without lookahead.
+        computed_tokens: computed, hit or loaded before.
+        local_tokens: those not loaded by a connector.
+        encoder_tokens: length of the encoder's input, for cross attention.
+        prefill_end: where the prefill ends, when only the states there are kept; 0 = states are kept everywhere.
+        capped: count no more blocks than the request can hold at a time.
+    """
+
+    request_id: str
+    slot_tokens: int
+    main_tokens: int
+    computed_tokens: int
+    local_tokens: int
+    encoder_tokens: int = 0
+    prefill_end: int = 0
+    capped: bool = False
 
 
 class SingleTypeManager(ABC):
@@ -28,36 +65,47 @@ class SingleTypeManager(ABC):
     Attributes:
         tables: request id -> its blocks, first token first; NULL blocks stand for positions that need no memory.
         num_cached_blocks: request id -> leading blocks already cached or skipped; its presence means "admitted before".
+        use_eagle: a draft model reads this group. Set by the coordinator, which may decide it for several groups.
+        block_copies: (source, destination) of blocks to be copied before the step computes; both are held until
+            `KVCacheManager.release_block_copies`.
 
-    Source: vLLM 0.32.0 SingleTypeKVCacheManager (spec/vllm.md 5.1).
+    Source: vLLM 0.32.0 SingleTypeKVCacheManager.
     """
-
-    max_admission_blocks: int | None = None
-    """Most blocks a request can hold at a time, for kinds that free behind a window; None = its whole length."""
 
     def __init__(self, config: KVCacheConfig, group_id: int, pool: BlockPool) -> None:
         self.group_id = group_id
-        self.spec = config.groups[group_id].spec
-        self.block_size = self.spec.block_size
+        self.block_size = config.block_sizes[group_id]
         self.use_eagle = group_id in config.eagle_group_ids
         self.tables: dict[str, list[Block]] = {}
         self.num_cached_blocks: dict[str, int] = {}
+        self.block_copies: list[tuple[Block, Block]] = []
+        spec = config.groups[group_id].spec
+        self.max_admission_blocks = spec.max_admission_blocks(config.max_in_flight_tokens, config.max_model_len)
         self._pool = pool
-        self._enable_caching = config.enable_caching
+        self._config = config
+        self._prefix_cacheable = spec.prefix_cacheable
+        self._hashes_per_block = self.block_size // config.hash_block_size
+        self._partial_hits: dict[str, tuple[int, Block]] = {}
+        """request id -> index and block of a table's end that is shared, or cached, in part: it must be copied."""
 
     @abstractmethod
     def find_hit(
-        self, hashes: Sequence[bytes], max_tokens: int, alignment_tokens: int, *, drop_eagle: bool
-    ) -> tuple[list[Block], int]:
+        self,
+        source: HitSource[Cell],
+        hashes: Sequence[bytes],
+        max_tokens: int,
+        alignment_tokens: int,
+        *,
+        drop_eagle: bool,
+    ) -> tuple[list[Cell], int]:
         """Return the cached blocks a request can start from, and how many tokens they cover.
 
         Args:
-            hashes: the request's block hashes at this group's block size.
+            source: where to look: this group's map, or those of several groups of equal specs.
+            hashes: the request's block hashes, at the hash block size.
             max_tokens: longest hit allowed.
             alignment_tokens: the hit is a multiple of this.
-            drop_eagle: give up the last block, for the draft model.
-
-        Cost: O(blocks hit) for full attention.
+            drop_eagle: give up the end of the hit, for the draft model.
         """
 
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
@@ -65,107 +113,189 @@ class SingleTypeManager(ABC):
         del num_computed_tokens
         return 0
 
-    def reachable_mask(self, request: Request, span: range) -> Sequence[bool] | None:
-        """For each block of the span, whether a lookup can ever end at it; None = all."""
-        del request, span
+    def reachable_mask(self, span: range, boundaries: Sequence[int]) -> Sequence[bool] | None:
+        """For each block of the span, whether a lookup can ever need it; None = all.
+
+        Args:
+            span: block indexes.
+            boundaries: prefix lengths at which a later request can resume.
+        """
+        del span, boundaries
         return None
 
     def new_step_starts(self) -> None:  # noqa: B027 - most kinds have nothing to do
         """A scheduler step begins. For kinds whose rules depend on what happened in the same step."""
 
-    def num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, hits: Sequence[Block], computed_tokens: int, *, capped: bool = False
-    ) -> int:
-        """Return how many blocks leave the free queue if `num_tokens` get slots: new ones and free hit blocks.
+    def num_blocks_to_allocate(self, demand: SlotDemand, hits: Sequence[Block]) -> int:
+        """Return how many blocks leave the free queue for a demand: new ones, and hit blocks that nobody uses.
 
         Args:
-            request_id: the request.
-            num_tokens: tokens that need a slot, counted from the start of the sequence.
+            demand: what is asked for.
             hits: blocks about to be adopted.
-            computed_tokens: tokens computed or loaded so far, `hits` included.
-            capped: count at most `max_admission_blocks`.
+
+        Raises:
+            PrefixCacheError: a request that was admitted before brings hit blocks.
+
+        Source: vLLM 0.32.0 SingleTypeKVCacheManager.get_num_blocks_to_allocate.
         """
-        required = cdiv(num_tokens, self.block_size)
-        if capped and self.max_admission_blocks is not None:
+        required = -(-demand.slot_tokens // self.block_size)
+        if demand.capped and self.max_admission_blocks is not None:
             required = min(required, self.max_admission_blocks)
-        table = self.tables.get(request_id)
+        table = self.tables.get(demand.request_id)
         have = len(table) if table is not None else 0
-        if request_id in self.num_cached_blocks:
+        if demand.request_id in self.num_cached_blocks:
             if hits:
-                raise PrefixCacheError(f"request {request_id!r} was admitted before, it cannot adopt hit blocks again")
+                raise PrefixCacheError(
+                    f"request {demand.request_id!r} was admitted before, it cannot adopt hit blocks again"
+                )
             return max(required - have, 0)
-        skipped = self.num_skipped_tokens(computed_tokens) // self.block_size
+        skipped = self.num_skipped_tokens(demand.computed_tokens) // self.block_size
         new = max(required - max(skipped, len(hits) + have), 0)
         if not hits:
             return new
-        return new + sum(block.ref_cnt == 0 and not block.is_null for block in hits[max(0, skipped - have) :])
+        if demand.local_tokens % self.block_size:
+            new += 1  # the copy of the block the hit ends in
+        return new + num_evictable(hits[max(0, skipped - have) :])
 
-    def adopt_hits(self, request_id: str, hits: Sequence[Block], computed_tokens: int) -> None:
+    def adopt_hits(self, demand: SlotDemand, hits: Sequence[Block]) -> None:
         """Start the request's table with hit blocks, which thereby leave the free queue.
 
-        Hits that nothing attends to any more become NULL.
+        Hits that nothing attends to any more become NULL. Where the hit ends inside a block, that block is to be
+        copied by the next allocation, and cached again once the copy is full.
+
+        Raises:
+            PrefixCacheError: the request holds blocks already.
+
+        Source: vLLM 0.32.0 SingleTypeKVCacheManager.add_local_computed_blocks.
         """
-        table = self.tables.setdefault(request_id, [])
+        table = self.tables.setdefault(demand.request_id, [])
         if table:
-            raise PrefixCacheError(f"request {request_id!r} already holds blocks, it cannot adopt hit blocks")
-        skipped = self.num_skipped_tokens(computed_tokens) // self.block_size
+            raise PrefixCacheError(f"request {demand.request_id!r} already holds blocks, it cannot adopt hit blocks")
+        skipped = self.num_skipped_tokens(demand.computed_tokens) // self.block_size
         kept = hits[skipped:]
-        if self._enable_caching:
+        if self._config.enable_caching:
             self._pool.touch(kept)
         table.extend([self._pool.null_block] * skipped)
         table.extend(kept)
-        self.num_cached_blocks[request_id] = len(table)
+        num_cached, rest = len(table), demand.local_tokens % self.block_size
+        if kept and rest:
+            num_cached = demand.local_tokens // self.block_size
+            self._partial_hits[demand.request_id] = (num_cached, kept[-1])
+        self.num_cached_blocks[demand.request_id] = num_cached
 
-    def allocate_external(self, request_id: str, computed_tokens: int, external_tokens: int) -> None:
-        """Allocate blocks that a connector will fill with `external_tokens`, the last of `computed_tokens`."""
-        skipped = self.num_skipped_tokens(computed_tokens)
-        if skipped:
-            external_tokens = min(computed_tokens - skipped, external_tokens)
-        if external_tokens > 0:
-            self.allocate_new(request_id, computed_tokens)
+    def allocate_external(self, demand: SlotDemand) -> None:
+        """Allocate blocks that a connector will fill; not for tokens that nothing attends to any more.
 
-    def allocate_new(self, request_id: str, num_tokens: int) -> list[Block]:
-        """Extend the table to hold `num_tokens`; return the blocks added.
+        Source: vLLM 0.32.0 SingleTypeKVCacheManager.allocate_external_computed_blocks.
+        """
+        external = demand.computed_tokens - demand.local_tokens
+        external = min(external, demand.computed_tokens - self.num_skipped_tokens(demand.computed_tokens))
+        if external > 0:
+            self._extend_table(demand.request_id, demand.computed_tokens)
+
+    def allocate_new(self, demand: SlotDemand) -> list[Block]:
+        """Extend the table to hold the demanded slots; return the blocks added, the copy of a shared end first.
 
         Raises:
             PrefixCacheError: not enough free blocks (callers ask `num_blocks_to_allocate` first).
         """
+        if demand.request_id not in self._partial_hits:
+            return self._extend_table(demand.request_id, demand.slot_tokens)
+        index, source = self._partial_hits.pop(demand.request_id)
+        (copy,) = self._pool.get_new_blocks(1)
+        self._copy_on_write(demand.request_id, index, source, copy)
+        return [copy, *self._extend_table(demand.request_id, demand.slot_tokens)]
+
+    def _extend_table(self, request_id: str, num_tokens: int) -> list[Block]:
         table = self.tables.setdefault(request_id, [])
-        count = cdiv(num_tokens, self.block_size) - len(table)
+        count = -(-num_tokens // self.block_size) - len(table)
         if count <= 0:
             return []
         blocks = self._pool.get_new_blocks(count)
         table.extend(blocks)
         return blocks
 
+    def _copy_on_write(self, request_id: str, index: int, source: Block, copy: Block) -> None:
+        """Put a private copy in the table where a shared block was.
+
+        Both are held until the copy has run: the source by the reference the hit took, the copy by one more.
+        """
+        self.tables[request_id][index] = copy
+        copy.ref_cnt += 1
+        self.block_copies.append((source, copy))
+
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Make the blocks that the first `num_tokens` tokens complete findable."""
+        """Make the blocks that the first `num_tokens` tokens complete findable, as far as a lookup can need them.
+
+        Source: vLLM 0.32.0 SingleTypeKVCacheManager.cache_blocks.
+        """
         request_id = request.request_id
         cached = self.num_cached_blocks.get(request_id, 0)
         full = num_tokens // self.block_size
-        if cached >= full:
+        if cached >= full or not self._prefix_cacheable:
             return
         span = range(cached, full)
-        mask = self.reachable_mask(request, span)
+        mask = self.reachable_mask(span, self._boundaries(request))
         self._pool.cache_full_blocks(request, self.tables[request_id], span, self.group_id, mask)
         self.num_cached_blocks[request_id] = full
 
-    def remove_skipped(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free blocks of tokens that nothing attends to any more, latest first; their places become NULL."""
+    def _boundaries(self, request: Request) -> list[int]:
+        """Prefix lengths at which a later request can resume: a replay of this prompt, or a prefix others share."""
+        boundaries = replay_boundaries(
+            request.num_prompt_tokens, self._config.scheduler_block_size, use_eagle=bool(self._config.eagle_group_ids)
+        )
+        if request.shared_prefix_boundary:
+            boundaries.append(request.shared_prefix_boundary)
+        return boundaries
+
+    def remove_skipped(self, request_id: str, num_computed_tokens: int, num_prompt_tokens: int) -> None:
+        """Free blocks of tokens that nothing attends to any more, latest first; their places become NULL.
+
+        Source: vLLM 0.32.0 SingleTypeKVCacheManager.remove_skipped_blocks.
+        """
+        del num_prompt_tokens
         count = self.num_skipped_tokens(num_computed_tokens) // self.block_size
-        if count == 0:
-            return
+        if count > 0:
+            self._free_span(request_id, 0, count)
+
+    def _free_span(self, request_id: str, start: int, stop: int) -> None:
+        """Free the blocks from `stop` back to `start`, ending at the first NULL: what is before it went earlier."""
         table = self.tables.get(request_id, [])
         null_block = self._pool.null_block
         removed = []
-        for index in range(min(count, len(table)) - 1, -1, -1):
+        for index in range(min(stop, len(table)) - 1, start - 1, -1):
             if table[index] is null_block:
                 break
             removed.append(table[index])
             table[index] = null_block
         self._pool.free_blocks(removed)
 
+    def pop_blocks(self, request_id: str) -> list[Block]:
+        """Forget the request; return its blocks, still in use, first token first."""
+        self.num_cached_blocks.pop(request_id, None)
+        self._partial_hits.pop(request_id, None)
+        return self.tables.pop(request_id, [])
+
     def free(self, request_id: str) -> None:
         """Let the request go of all its blocks, tail first, so that the shared start of a prompt is evicted last."""
-        self.num_cached_blocks.pop(request_id, None)
-        self._pool.free_blocks(reversed(self.tables.pop(request_id, [])))
+        self._pool.free_blocks(reversed(self.pop_blocks(request_id)))
+
+
+def num_evictable(blocks: Sequence[Block]) -> int:
+    """Count the blocks that nobody uses: adopting them takes them out of the free queue."""
+    return sum(block.ref_cnt == 0 and not block.is_null for block in blocks)
+
+
+def replay_boundaries(num_prompt_tokens: int, scheduler_block_size: int, *, use_eagle: bool) -> list[int]:
+    """Return the prefix lengths at which a request that starts with this prompt can resume, ascending.
+
+    Without a draft model that is the whole prompt but its last token. With one, the resend of the prompt and a longer
+    prompt end on different blocks when the prompt ends with a block, and both give one block up.
+
+    Source: vLLM 0.32.0 kv_cache_coordinator.replay_boundaries.
+    """
+    if not use_eagle:
+        return [num_prompt_tokens - 1]
+    resend, extension = ((tokens // scheduler_block_size - 1) * scheduler_block_size
+                         for tokens in (num_prompt_tokens - 1, num_prompt_tokens))  # fmt: skip
+    return sorted({max(resend, 0), max(extension, 0)})
