@@ -86,6 +86,9 @@ MODELS = {
             "bos_token": "<s>",
             "add_bos_token": True,
             "added_tokens_decoder": {
+                "0": {"content": "<|endoftext|>", "special": True},
+                "1": {"content": "<|im_start|>", "special": True},
+                "2": {"content": "<|im_end|>", "special": True},
                 "1000": {"content": "<s>", "special": True},
                 "1001": {"content": "<unused>", "special": False},
             },
