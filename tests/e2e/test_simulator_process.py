@@ -514,3 +514,4 @@ class TestFleet:
         pid, tokenizer = done.stdout.split()
         shutil.rmtree(tokenizer)  # the parent had no time to
         until(lambda: not is_alive(int(pid)))
+        assert done.returncode == 1

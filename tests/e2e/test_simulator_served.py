@@ -88,7 +88,7 @@ async def test_equal_request_ids_do_not_meet():
 async def test_a_dead_engine_is_unhealthy():
     """When the loop dies, clients get 500 in the engine's shape and /health turns 503."""
     async with ServedEngine(EngineConfig(latency=FAST)) as served, aiohttp.ClientSession() as session:
-        served.engine._core.begin_step = None
+        served.ranks.engines[0].core.begin_step = None
         status, _, body = await post(session, served.address, "/v1/completions", {"prompt": PROMPT})
         assert (status, body["error"]["code"], body["error"]["type"]) == (500, 500, "InternalServerError")
         async with session.get(served.address.base_url + "/health") as response:

@@ -83,7 +83,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert request.cached_tokens <= (tokens - 1) // BLOCK * BLOCK
         if abort_one and plan.scheduled:
             self.scheduler.abort(plan.scheduled[0].request.request_id)
-        tokens = [share.request.source.token_id(share.request.request.num_output_tokens) for share in plan.scheduled]
+        tokens = [
+            [share.request.source.token_id(share.request.request.num_output_tokens)] if share.samples else []
+            for share in plan.scheduled
+        ]
         self.follow(self.scheduler.update(plan, tokens).events)
 
     @rule()

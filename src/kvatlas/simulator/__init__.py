@@ -6,16 +6,28 @@ and anything the gateway needs to talk to a real engine. Nothing above can tell 
 """
 
 from kvatlas.simulator.address import EngineAddress
-from kvatlas.simulator.config import EngineConfig, EventsConfig, LatencyConfig, config_for_engine
+from kvatlas.simulator.config import (
+    ConnectorConfig,
+    EngineConfig,
+    EventsConfig,
+    LatencyConfig,
+    SpeculativeConfig,
+    config_for_engine,
+)
 from kvatlas.simulator.core import EngineCore, Step
 from kvatlas.simulator.engine import EventPublisher, SimulatedEngine
 from kvatlas.simulator.fleet import SimulatedFleet
+from kvatlas.simulator.kv_connector import build_connector
 from kvatlas.simulator.latency import LatencyModel
-from kvatlas.simulator.metrics import EngineMetrics
+from kvatlas.simulator.limits import SchedulerLimits, SchedulingPolicy
+from kvatlas.simulator.metrics import EngineMetrics, SleepState, StepStats
+from kvatlas.simulator.metrics_page import MetricsPage
+from kvatlas.simulator.ranks import EngineRanks, PauseMode
 from kvatlas.simulator.replies import Reply, ReplySampler
-from kvatlas.simulator.request import EngineRequest, TokenSource
+from kvatlas.simulator.request import Blocked, EngineRequest, TokenSource
 from kvatlas.simulator.sampling import FinishReason, SamplingParams
-from kvatlas.simulator.scheduler import Scheduler, SchedulerLimits
+from kvatlas.simulator.scheduler import Scheduler
+from kvatlas.simulator.scheduler_state import PauseState
 from kvatlas.simulator.served_engine import ServedEngine
 from kvatlas.simulator.server import VLLM_VERSION, EngineApi
 from kvatlas.simulator.step import RequestOutput, ScheduledRequest, StepPlan, StepResult
@@ -24,18 +36,24 @@ from kvatlas.simulator.vocabulary import ReplyVocabulary
 
 __all__ = [
     "VLLM_VERSION",
+    "Blocked",
+    "ConnectorConfig",
     "EngineAddress",
     "EngineApi",
     "EngineConfig",
     "EngineCore",
     "EngineMetrics",
+    "EngineRanks",
     "EngineRequest",
     "EventPublisher",
     "EventsConfig",
     "FinishReason",
     "LatencyConfig",
     "LatencyModel",
+    "MetricsPage",
     "OutputStream",
+    "PauseMode",
+    "PauseState",
     "Reply",
     "ReplySampler",
     "ReplyVocabulary",
@@ -44,12 +62,17 @@ __all__ = [
     "ScheduledRequest",
     "Scheduler",
     "SchedulerLimits",
+    "SchedulingPolicy",
     "ServedEngine",
     "SimulatedEngine",
     "SimulatedFleet",
+    "SleepState",
+    "SpeculativeConfig",
     "Step",
     "StepPlan",
     "StepResult",
+    "StepStats",
     "TokenSource",
+    "build_connector",
     "config_for_engine",
 ]

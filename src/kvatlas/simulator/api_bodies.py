@@ -1,12 +1,15 @@
 """Request fields only the engine looks at, beside those `kvatlas.rendering.parse_request` reads."""
 
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from kvatlas.errors import BadRequest
+from kvatlas.prefix_cache import ReportMode
 
-__all__ = ["DetokenizeBody", "GenerationBody", "TokenizeBody", "decode_body"]
+__all__ = ["ClientOptions", "DetokenizeBody", "GenerationBody", "TokenizeBody", "decode_body"]
 
 BodyT = TypeVar("BodyT")
 _NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -24,12 +27,48 @@ class GenerationBody(msgspec.Struct):
     return_token_ids: bool | None = None
     echo: bool | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    priority: int = 0
+    prompt_logprobs: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    @property
+    def kv_cache_report_mode(self) -> ReportMode:
+        """What lookups publish. The engine compares with "full"; any other value is as good as none."""
+        asked = (self.vllm_xargs or {}).get("kv_cache_report_mode")
+        return ReportMode.FULL if asked == ReportMode.FULL.value else ReportMode.INCREMENTAL
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The texts that end the reply; empty ones end nothing."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return tuple(text for text in stop if text)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How the engine treats a request, from its body and its headers.
+
+    Args:
+        rank: the data-parallel rank asked for, None = any.
+        priority: lower is earlier; the header wins over the body.
+        session_id: the body's, else the header's, else that among the extra arguments.
+    """
+
+    rank: int | None
+    priority: int
+    session_id: str | None
+
+    @classmethod
+    def read(cls, body: GenerationBody, headers: Mapping[str, str], rank: int | None) -> "ClientOptions":
+        """Gather them. A priority header that is no integer is ignored."""
+        try:
+            priority = int(headers.get("X-Vllm-Priority", ""))
+        except ValueError:
+            priority = body.priority
+        extra = (body.vllm_xargs or {}).get("session_id")
+        session_id = body.session_id or headers.get("X-Session-ID") or (None if extra is None else str(extra))
+        return cls(rank, priority, session_id)
 
 
 class TokenizeBody(msgspec.Struct):

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvatlas.errors import KvAtlasError, ModelNotFound
 
-__all__ = ["engine_error", "http_error", "invalid_body"]
+__all__ = ["engine_error", "http_error", "invalid_body", "json_response"]
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
@@ -37,4 +37,9 @@ def http_error(status: int) -> web.Response:
 
 def _response(message: str, error_type: str, param: str | None, status: int) -> web.Response:
     body = {"error": {"message": message, "type": error_type, "param": param, "code": int(status)}}
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+    return json_response(body, status)
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """A response whose body is JSON."""
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

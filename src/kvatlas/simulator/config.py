@@ -4,13 +4,26 @@ The defaults are vLLM's where vLLM has one (block size, hash algorithm, event bu
 model on one data-centre GPU. Nothing here reads files or the environment.
 """
 
+from typing import Literal
+
 import msgspec
 
 from kvatlas.errors import ConfigError
 
-__all__ = ["EngineConfig", "EventsConfig", "LatencyConfig", "config_for_engine"]
+__all__ = [
+    "ConnectorConfig",
+    "EngineConfig",
+    "EventsConfig",
+    "LatencyConfig",
+    "SpeculativeConfig",
+    "config_for_engine",
+]
 
 _MAX_PORT = 65_535
+_AT_LEAST_ONE = (
+    *("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "mean_output_tokens"),
+    *("data_parallel_size", "max_loras"),
+)
 
 
 class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +71,61 @@ class EventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     int_block_hashes: bool = True
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding.
+
+    Args:
+        num_tokens: drafts checked in each decode step, 0 = none.
+        method: "ngram" guesses from the text; "eagle" is a draft model with KV of its own: it needs slots ahead, and
+            gives the last hit block up to compute its hidden states again.
+        acceptance_rate: chance of each draft to be right, given that those before it were.
+    """
+
+    num_tokens: int = 0
+    method: Literal["ngram", "eagle"] = "ngram"
+    acceptance_rate: float = 0.7
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 0:
+            raise ConfigError(f"speculative.num_tokens cannot be negative, {self.num_tokens} was given")
+        if not 0 <= self.acceptance_rate <= 1:
+            raise ConfigError(f"speculative.acceptance_rate is a chance, 0 to 1; {self.acceptance_rate} was given")
+
+    @property
+    def is_eagle(self) -> bool:
+        """Whether a draft model reads the KV cache."""
+        return self.num_tokens > 0 and self.method == "eagle"
+
+
+class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV outside the device.
+
+    Args:
+        kind: "host" memory, "disk", or "tiered": host memory before disk.
+        host_blocks: blocks kept in host memory.
+        directory: where files are kept; engines that share it share them. Required unless kind is "host".
+        disk_bytes: bound on the sum of their sizes.
+        async_loads: load while the request waits; False = within the step that admits it.
+        store_when: blocks are written when their request is "finished", or as soon as they are "filled".
+        block_bytes: size of a block on the links.
+        payload_bytes: bytes really kept of it.
+        load_bytes_per_s, store_bytes_per_s: speed of the links in simulated time, None = transfers take no time.
+        self_describing_events: stores carry tokens and parents (vLLM: off unless asked for).
+    """
+
+    kind: Literal["host", "disk", "tiered"] = "host"
+    host_blocks: int = 65_536
+    directory: str | None = None
+    disk_bytes: int = 2**30
+    async_loads: bool = True
+    store_when: Literal["finished", "filled"] = "filled"
+    block_bytes: int = 2**21
+    payload_bytes: int = 256
+    load_bytes_per_s: float | None = 2e10
+    store_bytes_per_s: float | None = 2e10
+    self_describing_events: bool = False
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One simulated engine.
 
@@ -69,6 +137,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_model_len: most tokens, prompt and output, of one request.
         max_num_batched_tokens: token budget of a step.
         max_num_seqs: most requests running at once.
+        async_scheduling: plan the next step before the running one's tokens are known (vLLM: on where supported).
+        scheduling_policy: "fcfs", or "priority": lower `priority` of a request first.
+        watermark: fraction of the pool kept free when a request joins others.
+        scheduler_reserve_full_isl: start a prompt only when all of it would fit.
+        enable_chunked_prefill: cut prompts longer than what is left of a step's budget.
+        long_prefill_token_threshold: most prompt tokens of one request in a step it shares, 0 = no bound.
+        speculative: drafts checked while decoding.
+        lora_modules: adapter name -> path; clients name the adapter as their model. `max_loras`: different ones a step.
+        max_num_queued_reqs, max_num_queued_tokens: requests beyond as many unfinished requests, or prompt tokens not
+            prefilled yet, over all ranks, get 503; None = no bound.
+        connector: KV outside the device, None = there is none.
+        kv_load_failure_policy: "fail" or "recompute": what becomes of requests whose external KV did not arrive.
+        data_parallel_size: engines in this process behind one port, each with its cache and event stream.
         enable_prefix_caching: False makes every prompt a cold one.
         hash_algo: one of vLLM's four; `hash_seed`: the value of PYTHONHASHSEED, None = unset.
         seed: fixes the replies. Engines of one fleet share it, so that the same prompt gets the same reply anywhere.
@@ -90,6 +171,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int = 16_384
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
+    async_scheduling: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    speculative: SpeculativeConfig = SpeculativeConfig()
+    lora_modules: dict[str, str] = {}
+    max_loras: int = 1
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    connector: ConnectorConfig | None = None
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    data_parallel_size: int = 1
     enable_prefix_caching: bool = True
     hash_algo: str = "sha256"
     hash_seed: str | None = None
@@ -106,9 +201,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     latency: LatencyConfig = LatencyConfig()
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "mean_output_tokens"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, {getattr(self, name)} was given")
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "long_prefill_token_threshold"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} cannot be negative, {getattr(self, name)} was given")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark is a fraction of the pool, 0 <= watermark < 1; {self.watermark} was given")
+        if self.model in self.lora_modules:
+            raise ConfigError(f"the adapter {self.model!r} has the model's own name: clients could not tell them apart")
         if not self.model:
             raise ConfigError("model is the name clients ask for and cannot be empty")
         if not 0 <= self.port <= _MAX_PORT:
@@ -124,17 +226,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def config_for_engine(config: EngineConfig, index: int) -> EngineConfig:
-    """Return engine `index`'s own configuration: every fixed port moves up by `index`, port 0 stays any free port."""
+    """Return engine `index`'s own configuration: fixed ports move up, port 0 stays any free port.
+
+    The HTTP port moves by `index`, the event ports by `index` times the number of ranks: each rank of an engine has its
+    own, counted up from the engine's.
+    """
     events = config.events
     replay = events.replay_endpoint
+    shift = index * config.data_parallel_size
     return msgspec.structs.replace(
         config,
         engine_index=index,
         port=config.port and config.port + index,
         events=msgspec.structs.replace(
             events,
-            endpoint=_shift_port(events.endpoint, index),
-            replay_endpoint=None if replay is None else _shift_port(replay, index),
+            endpoint=_shift_port(events.endpoint, shift),
+            replay_endpoint=None if replay is None else _shift_port(replay, shift),
         ),
     )
 

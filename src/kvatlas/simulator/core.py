@@ -4,28 +4,28 @@
 and again::
 
     step = core.begin_step(now_s)
-    ... let step.duration_s simulated seconds pass; requests may be added and aborted meanwhile ...
+    ... let step.duration_s simulated seconds and step.load_s pass; requests may come and go meanwhile ...
     result = core.end_step(step, now_s)
+
+With asynchronous scheduling (`max_running_steps` is 2) the next step is begun while one runs: begin, begin, then end
+the older and begin again. Steps end in the order they began, and each runs when the one before it has ended.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvatlas.hashing import NO_EXTRAS, RequestExtras, VllmHasher
-from kvatlas.prefix_cache import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroup,
-    KVCacheManager,
-    PrefixCacheStats,
-    Request,
-)
+from kvatlas.prefix_cache import KVCacheManager, PrefixCacheStats, Request
+from kvatlas.prefix_cache.connector import ConnectorStats, KVConnector
 from kvatlas.simulator.config import EngineConfig
+from kvatlas.simulator.engine_setup import cache_config, scheduler_limits
 from kvatlas.simulator.latency import LatencyModel
 from kvatlas.simulator.replies import ReplySampler
 from kvatlas.simulator.request import EngineRequest, TokenSource
 from kvatlas.simulator.sampling import FinishReason, SamplingParams
-from kvatlas.simulator.scheduler import Scheduler, SchedulerLimits
+from kvatlas.simulator.scheduler import Scheduler
+from kvatlas.simulator.scheduler_state import PauseState
 from kvatlas.simulator.step import ScheduledRequest, StepPlan, StepResult
 
 __all__ = ["EngineCore", "Step"]
@@ -33,10 +33,17 @@ __all__ = ["EngineCore", "Step"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that is running: its plan and its simulated seconds."""
+    """A step that is running.
+
+    Args:
+        plan: what it computes.
+        duration_s: simulated seconds it takes.
+        load_s: seconds on the connector's clock it waits before, for KV from outside the device.
+    """
 
     plan: StepPlan
     duration_s: float
+    load_s: float = 0.0
 
 
 class EngineCore:
@@ -45,32 +52,29 @@ class EngineCore:
     Args:
         config: sizes, rates and seeds; the network parts are not looked at.
         sampler: makes the replies.
+        connector: KV outside the device.
+        rank: which data-parallel rank this is; each has a jitter of its own.
+
+    Raises:
+        ConfigError: kinds of layers, sizes or rules that cannot work together.
     """
 
-    def __init__(self, config: EngineConfig, sampler: ReplySampler) -> None:
+    def __init__(
+        self, config: EngineConfig, sampler: ReplySampler, *, connector: KVConnector | None = None, rank: int = 0
+    ) -> None:
         self._config = config
         self._sampler = sampler
-        self._latency = LatencyModel(config.latency, seed=config.seed * 1_000_003 + config.engine_index)
-        self._hasher = VllmHasher(config.hash_algo, config.hash_seed) if config.enable_prefix_caching else None
-        cache = KVCacheManager(
-            KVCacheConfig(
-                num_blocks=config.num_blocks,
-                groups=(KVCacheGroup(FullAttentionSpec(config.block_size)),),
-                hash_block_size=config.block_size,
-                max_model_len=config.max_model_len,
-                enable_caching=config.enable_prefix_caching,
-                enable_events=config.events.enabled,
-                int_block_hashes=config.events.int_block_hashes,
-            )
-        )
+        self._connector = connector
+        seed = config.seed * 1_000_003 + config.engine_index + rank * 7919
+        self._latency = LatencyModel(config.latency, seed=seed)
+        self._draft_luck = random.Random(seed)
+        hashes = config.enable_prefix_caching or connector is not None
+        self._hasher = VllmHasher(config.hash_algo, config.hash_seed) if hashes else None
+        kv_config = cache_config(config, hashes=hashes)
+        self._hash_block_size = kv_config.hash_block_size
+        self._lora_ids = {name: number for number, name in enumerate(config.lora_modules, 1)}
         self._scheduler = Scheduler(
-            cache,
-            SchedulerLimits(
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-                max_model_len=config.max_model_len,
-                eos_token_id=sampler.eos_token_id,
-            ),
+            KVCacheManager(kv_config), scheduler_limits(config, sampler.eos_token_id), connector
         )
 
     @property
@@ -82,6 +86,11 @@ class EngineCore:
     def latency(self) -> LatencyModel:
         """The time of a step."""
         return self._latency
+
+    @property
+    def max_running_steps(self) -> int:
+        """Steps that may be begun and not ended."""
+        return 2 if self._config.async_scheduling else 1
 
     @property
     def has_requests(self) -> bool:
@@ -103,16 +112,23 @@ class EngineCore:
         Raises:
             HashingError: a token id is negative or too large.
         """
+        inner = Request(
+            request_id,
+            prompt_token_ids,
+            self._hasher,
+            self._hash_block_size,
+            extras=extras,
+            skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+            report_mode=params.kv_cache_report_mode,
+            priority=params.priority,
+            arrival_s=now_s,
+            max_tokens=params.max_tokens,
+        )
+        inner.session_id = params.session_id
+        if extras.lora is not None:
+            inner.lora_id = self._lora_ids.get(extras.lora.name)
         request = EngineRequest(
-            request=Request(
-                request_id,
-                prompt_token_ids,
-                self._hasher,
-                self._config.block_size,
-                extras=extras,
-                arrival_s=now_s,
-                max_tokens=params.max_tokens,
-            ),
+            request=inner,
             params=params,
             source=source or self._sampler.reply_to(prompt_token_ids, params),
             arrival_s=now_s,
@@ -124,37 +140,76 @@ class EngineCore:
         """Drop a request and free its blocks, in mid-step too. None when it had ended."""
         return self._scheduler.abort(request_id, reason)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget the cache unless a request holds blocks. Its event goes out with the next step's."""
-        return self._scheduler.reset_prefix_cache()
+    def abort_all(self) -> list[EngineRequest]:
+        """Drop every request. Returns them."""
+        return self._scheduler.abort_all()
+
+    def reset_prefix_cache(self, *, reset_running: bool = False, reset_connector: bool = False) -> bool:
+        """Forget the cache unless a request holds blocks. Its event goes out with the next step's.
+
+        Args:
+            reset_running: preempt all running requests first.
+            reset_connector: forget what is stored outside the device too.
+
+        Raises:
+            PrefixCacheError: running requests were to be preempted, and still blocks are held.
+        """
+        return self._scheduler.reset_prefix_cache(reset_running=reset_running, reset_connector=reset_connector)
+
+    def set_pause(self, pause: PauseState) -> None:
+        """Stop scheduling, wholly or in part, or go on."""
+        self._scheduler.set_pause(pause)
 
     def take_stats(self) -> PrefixCacheStats:
         """Lookups and hits since the last call."""
         return self._scheduler.take_stats()
 
+    def take_connector_stats(self) -> ConnectorStats:
+        """Lookups and hits outside the device since the last call."""
+        return self._scheduler.take_connector_stats()
+
+    def next_transfer_s(self) -> float | None:
+        """When, on the connector's clock, a running transfer ends; None when none runs."""
+        return None if self._connector is None else self._connector.next_ready_s()
+
     def begin_step(self, now_s: float) -> Step:
-        """Schedule a step that starts at `now_s` and say how long it takes."""
+        """Plan a step. It runs from `now_s`, or from the end of the step that runs, and takes `duration_s`."""
         plan = self._scheduler.schedule()
-        for request in plan.admitted:
+        for request in (*plan.admitted, *plan.resumed):
             if request.admitted_s is None:
                 request.admitted_s = now_s
-        return Step(plan, self._latency.step_s(plan.prefill_tokens, plan.decode_requests))
+        duration_s = self._latency.step_s(plan.prefill_tokens, plan.decode_requests) if plan.scheduled else 0.0
+        load_s = 0.0 if self._connector is None else self._connector.sync_load_s(plan.transfers)
+        return Step(plan, duration_s, load_s)
 
     def end_step(self, step: Step, now_s: float) -> StepResult:
-        """Give every request that reached its end its next token.
+        """Give every request that reached its end its next token, or several when drafts were right.
 
         Args:
-            step: what `begin_step` returned last.
+            step: the oldest of `begin_step` that has not ended.
             now_s: the time the step ended, for the requests' milestones.
         """
-        result = self._scheduler.update(step.plan, [_next_token_id(share) for share in step.plan.scheduled])
+        result = self._scheduler.update(step.plan, [self._next_tokens(share) for share in step.plan.scheduled])
         for output in result.outputs:
-            output.request.mark_token(now_s)
+            if output.token_ids:
+                output.request.mark_token(now_s)
         return result
 
+    def _next_tokens(self, share: ScheduledRequest) -> tuple[int, ...]:
+        request = share.request
+        if not share.samples or request.finish_reason is not None:
+            return ()
+        first = request.request.num_output_tokens
+        count = 1 + self._num_accepted(share)
+        last = min(first + count, max(first + 1, request.params.max_tokens))
+        return tuple([request.source.token_id(index) for index in range(first, last)])
 
-def _next_token_id(share: ScheduledRequest) -> int | None:
-    request = share.request
-    if not share.samples or request.finish_reason is not None:
-        return None
-    return request.source.token_id(request.request.num_output_tokens)
+    def _num_accepted(self, share: ScheduledRequest) -> int:
+        """Drafts that turn out right: each with the same chance, none after the first wrong one."""
+        if share.drafts_are_padding:
+            return 0
+        rate = self._config.speculative.acceptance_rate
+        accepted = 0
+        while accepted < share.num_drafts and self._draft_luck.random() < rate:
+            accepted += 1
+        return accepted

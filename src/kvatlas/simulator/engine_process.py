@@ -61,7 +61,12 @@ class EngineProcess:
 
     @property
     def settled_config(self) -> EngineConfig:
-        """Its configuration with the ports it got: another process started from it takes its place."""
+        """Its configuration with the ports it got: another process started from it takes its place.
+
+        Several ranks on free ports get free ports again: theirs do not follow one another.
+        """
+        if self._config.data_parallel_size > 1:
+            return msgspec.structs.replace(self._config, port=self.address.port)
         events = msgspec.structs.replace(
             self._config.events,
             endpoint=self.address.events_endpoint or self._config.events.endpoint,

@@ -1,15 +1,16 @@
 """One client's request from its prompts to its last reply: check, queue, collect, and drop when the client is gone."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
 from kvatlas.errors import BadRequest, KvAtlasError, ModelNotFound
+from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.rendering import ParsedRequest, RenderedPrompt
-from kvatlas.simulator.api_bodies import GenerationBody
+from kvatlas.simulator.api_bodies import ClientOptions, GenerationBody
 from kvatlas.simulator.config import EngineConfig
-from kvatlas.simulator.engine import SimulatedEngine
+from kvatlas.simulator.ranks import EngineRanks
 from kvatlas.simulator.reply_text import ReplyText
 from kvatlas.simulator.request import EngineRequest
 from kvatlas.simulator.responses import DONE, Choice, ResponseShape, Usage, error_chunk
@@ -31,7 +32,7 @@ def check_request(parsed: ParsedRequest, body: GenerationBody, config: EngineCon
         ModelNotFound: this engine serves another model.
         BadRequest: limits that cannot be met, or a feature that is not simulated.
     """
-    if parsed.model and parsed.model != config.model:
+    if parsed.model and parsed.model != config.model and parsed.model not in config.lora_modules:
         raise ModelNotFound(f"The model `{parsed.model}` does not exist.")
     if parsed.unsupported is not None:
         raise BadRequest(parsed.unsupported)
@@ -79,16 +80,16 @@ class Exchange:
     """The replies to one HTTP request.
 
     Args:
-        engine: does the work.
+        ranks: do the work.
         shape: words the response.
         vocabulary: texts of output tokens.
         config: limits and what to report.
     """
 
     def __init__(
-        self, engine: SimulatedEngine, shape: ResponseShape, vocabulary: ReplyVocabulary, config: EngineConfig
+        self, ranks: EngineRanks, shape: ResponseShape, vocabulary: ReplyVocabulary, config: EngineConfig
     ) -> None:
-        self._engine = engine
+        self._ranks = ranks
         self._shape = shape
         self._vocabulary = vocabulary
         self._config = config
@@ -98,7 +99,12 @@ class Exchange:
         self._is_chat = False
 
     def submit(
-        self, response_id: str, parsed: ParsedRequest, body: GenerationBody, prompts: tuple[RenderedPrompt, ...]
+        self,
+        response_id: str,
+        parsed: ParsedRequest,
+        body: GenerationBody,
+        prompts: tuple[RenderedPrompt, ...],
+        options: ClientOptions,
     ) -> None:
         """Queue one engine request per prompt and choice.
 
@@ -107,40 +113,48 @@ class Exchange:
         """
         self._is_chat = parsed.api == "chat"
         indexes = itertools.count()
-        try:
-            for prompt in prompts:
-                self._prompt_tokens += len(prompt.token_ids)
-                for number in range(parsed.num_choices):
-                    self._queue(f"{response_id}-{next(_serial_numbers)}", next(indexes), prompt, parsed, body, number)
-        except KvAtlasError:
-            self.abandon()
-            raise
+        text = ReplyText(self._vocabulary, body.stop_strings, keep_stop=bool(body.include_stop_str_in_output))
+        for prompt in prompts:
+            self._prompt_tokens += len(prompt.token_ids)
+            extras = self._with_lora(prompt.extras, parsed.model)
+            for number in range(parsed.num_choices):
+                request_id = f"{response_id}-{next(_serial_numbers)}"
+                self._replies[request_id] = _OpenReply(Choice(next(indexes), prompt.token_ids), text.fresh())
+                self._ranks.add_request(
+                    request_id,
+                    prompt.token_ids,
+                    self._params(parsed, body, len(prompt.token_ids), number, options),
+                    rank=options.rank,
+                    extras=extras,
+                    stream=self._stream,
+                )
 
-    def _queue(
-        self,
-        request_id: str,
-        index: int,
-        prompt: RenderedPrompt,
-        parsed: ParsedRequest,
-        body: GenerationBody,
-        choice_number: int,
-    ) -> None:
-        room = self._config.max_model_len - len(prompt.token_ids)
-        params = SamplingParams(
+    def _params(
+        self, parsed: ParsedRequest, body: GenerationBody, prompt_tokens: int, choice: int, options: ClientOptions
+    ) -> SamplingParams:
+        room = self._config.max_model_len - prompt_tokens
+        return SamplingParams(
             max_tokens=room if parsed.max_tokens is None else parsed.max_tokens,
             min_tokens=body.min_tokens or 0,
             ignore_eos=bool(body.ignore_eos),
             seed=body.seed,
-            choice=choice_number,
+            choice=choice,
+            priority=options.priority,
+            skip_reading_prefix_cache=body.prompt_logprobs is not None,
+            kv_cache_report_mode=body.kv_cache_report_mode,
+            session_id=options.session_id,
         )
-        text = ReplyText(self._vocabulary, body.stop_strings, keep_stop=bool(body.include_stop_str_in_output))
-        self._replies[request_id] = _OpenReply(Choice(index, prompt.token_ids), text)
-        self._engine.add_request(request_id, prompt.token_ids, params, extras=prompt.extras, stream=self._stream)
+
+    def _with_lora(self, extras: RequestExtras, model: str | None) -> RequestExtras:
+        """A model name that is an adapter's makes the adapter part of every block's identity."""
+        path = self._config.lora_modules.get(model or "")
+        return extras if path is None else replace(extras, lora=Lora(model or "", path))
 
     def abandon(self) -> None:
         """Drop whatever has not ended: the client is gone, or the request failed. Safe to call at any time."""
         for request_id in self._stream.open_request_ids:
-            self._engine.abort(request_id)
+            self._ranks.abort(request_id)
+        self._ranks.forget(tuple(self._replies))
 
     async def whole(self) -> web.Response:
         """Wait for all replies and answer with one JSON body."""
@@ -193,7 +207,7 @@ class Exchange:
         if reply.text.stop_reason is not None:
             choice.finish_reason = FinishReason.STOP.value
             choice.stop_reason = reply.text.stop_reason
-            self._engine.abort(output.request_id, FinishReason.STOP)
+            self._ranks.abort(output.request_id, FinishReason.STOP)
         elif output.finish_reason is not None:
             choice.finish_reason = output.finish_reason.value
         return text

@@ -124,16 +124,21 @@ class SimulatedFleet:
 def _check_ports(configs: list[EngineConfig]) -> None:
     taken: dict[int, str] = {}
     for index, config in enumerate(configs):
-        events = config.events
-        ports = {"HTTP": str(config.port)}
-        if events.enabled:
-            ports["events"] = events.endpoint.rpartition(":")[2]
-            ports["replay"] = (events.replay_endpoint or "").rpartition(":")[2]
-        for use, text in ports.items():
-            port = int(text) if text.isdecimal() else 0
-            if port and port in taken:
+        for use, port in _ports_of(config):
+            if port in taken:
                 raise ConfigError(
                     f"engine {index}'s {use} port {port} is {taken[port]} already: engine i takes every port + i, so "
                     "set the ports further apart, or 0 for free ones"
                 )
             taken[port] = f"engine {index}'s {use} port"
+
+
+def _ports_of(config: EngineConfig) -> list[tuple[str, int]]:
+    """The fixed ports an engine takes, each with its use; every rank has its own event ports."""
+    ports = [("HTTP", config.port)] if config.port else []
+    if config.events.enabled:
+        for use, endpoint in (("events", config.events.endpoint), ("replay", config.events.replay_endpoint)):
+            text = (endpoint or "").rpartition(":")[2]
+            if text.isdecimal() and text != "0":
+                ports += [(use, int(text) + rank) for rank in range(config.data_parallel_size)]
+    return ports

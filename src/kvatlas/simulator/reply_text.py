@@ -31,6 +31,10 @@ class ReplyText:
         self._held = ""
         self.stop_reason: str | None = None
 
+    def fresh(self) -> "ReplyText":
+        """Another reply under the same rules, still empty."""
+        return ReplyText(self._vocabulary, self._stop_strings, keep_stop=self._keep_stop)
+
     @property
     def has_stop_strings(self) -> bool:
         """Whether the text itself can end the reply."""

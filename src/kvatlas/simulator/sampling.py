@@ -1,7 +1,9 @@
-"""What a client may ask of the output of one request, and how a request can end."""
+"""What a client may ask of one request, and how a request can end."""
 
 import enum
 from dataclasses import dataclass
+
+from kvatlas.prefix_cache import ReportMode
 
 __all__ = ["FinishReason", "SamplingParams"]
 
@@ -12,11 +14,12 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Limits on one request's output.
+    """Limits on one request's output, and how the engine treats it.
 
     Args:
         max_tokens: most output tokens (>= 1).
@@ -24,6 +27,10 @@ class SamplingParams:
         ignore_eos: run to `max_tokens`.
         seed: another seed, another reply to the same prompt; None = the engine's.
         choice: which of the `n` replies to one prompt this is.
+        priority: lower is admitted earlier and preempted later, under the priority policy.
+        skip_reading_prefix_cache: compute the whole prompt (prompt logprobs need that); it is cached for others.
+        kv_cache_report_mode: what a lookup that hits publishes.
+        session_id: passed on in events.
     """
 
     max_tokens: int = 16
@@ -31,3 +38,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     choice: int = 0
+    priority: int = 0
+    skip_reading_prefix_cache: bool = False
+    kv_cache_report_mode: ReportMode = ReportMode.INCREMENTAL
+    session_id: str | None = None

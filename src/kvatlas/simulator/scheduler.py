@@ -1,42 +1,45 @@
-"""Which requests compute which tokens in the next step: vLLM's scheduler, first come first served, without I/O.
+"""Which requests compute which tokens in the next step: vLLM's scheduler, without I/O.
 
 A step is `schedule()`, the model's work, `update()`. All a scheduler decides follows from the calls made to it: no
-clock, no randomness. The rules, in the order they are applied:
+clock, no randomness. With asynchronous scheduling a second `schedule()` comes before the `update()` of the first;
+updates come in the order of their plans.
 
-1. Running requests go first, in the order they were admitted, each with what it lacks, as far as the token budget goes.
-2. When a running request's next block cannot be had, the last admitted request is preempted: its blocks are freed
-   (their hashes stay cached), and it waits at the *front* of the queue. Repeated until the block is there or the
-   request preempted itself.
-3. Waiting requests are admitted from the front, only in a step that preempted nobody. The first that does not fit
-   ends the admissions, whoever waits behind it. Its lookup is repeated in every step it waits, and counted once,
-   when it is admitted.
-4. A prompt longer than what is left of the budget is computed in chunks; but it is only started when all of it
-   would fit.
+A plan is made in two passes, each a module of its own:
 
-Source: spec/vllm.md 7.4 (vLLM 0.32 `v1/core/sched/scheduler.py`).
+1. `running.py`: running requests go first, in the order they were admitted, each with what it lacks, as far as the
+   token budget goes. When a block cannot be had, somebody is preempted.
+2. `admission.py`: waiting requests join, only in a step that preempted nobody.
+
+`outputs.py` takes the tokens, `external_kv.py` speaks with the connector, `queues.py` says who waits where,
+`chunks.py` where a prefill is cut, and `scheduler_state.py` is what they share.
+
+Source: spec/vllm.md 7.4 to 7.6 (vLLM 0.32 `v1/core/sched/scheduler.py`, `async_scheduler.py`).
 """
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kvatlas.errors import PrefixCacheError
 from kvatlas.events import Event
-from kvatlas.prefix_cache import AllocationRules, ComputedBlocks, KVCacheManager, PrefixCacheStats, RequestStatus
-from kvatlas.simulator.request import EngineRequest
+from kvatlas.prefix_cache import KVCacheManager, PrefixCacheStats
+from kvatlas.prefix_cache.connector import (
+    NO_TRANSFER_RESULTS,
+    NO_TRANSFERS,
+    ConnectorStats,
+    KVConnector,
+    LoadFailurePolicy,
+)
+from kvatlas.simulator.admission import AdmissionPass
+from kvatlas.simulator.external_kv import finish_transfers, mark_failed_loads
+from kvatlas.simulator.limits import SchedulerLimits
+from kvatlas.simulator.outputs import advance, take_outputs
+from kvatlas.simulator.queues import WaitingRoom
+from kvatlas.simulator.request import Blocked, EngineRequest
+from kvatlas.simulator.running import RunningPass
 from kvatlas.simulator.sampling import FinishReason
-from kvatlas.simulator.step import RequestOutput, ScheduledRequest, StepPlan, StepResult
+from kvatlas.simulator.scheduler_state import PauseState, SchedulerState, end_request, preempt
+from kvatlas.simulator.step import RequestOutput, StepDraft, StepPlan, StepResult
 
-__all__ = ["Scheduler", "SchedulerLimits"]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What bounds a step (tokens, running requests) and a request (its tokens, the token that ends it)."""
-
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
-    max_model_len: int = 16_384
-    eos_token_id: int | None = None
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -44,201 +47,230 @@ class Scheduler:
 
     Args:
         cache: this scheduler's alone.
-        limits: bounds of a step.
+        limits: bounds and rules.
+        connector: KV outside the device, None = there is none. It is bound to the cache here.
     """
 
-    def __init__(self, cache: KVCacheManager, limits: SchedulerLimits) -> None:
-        self._cache = cache
-        self._limits = limits
-        self._waiting: deque[EngineRequest] = deque()
-        self._running: list[EngineRequest] = []
-        self._requests: dict[str, EngineRequest] = {}
+    def __init__(self, cache: KVCacheManager, limits: SchedulerLimits, connector: KVConnector | None = None) -> None:
+        self._state = SchedulerState(cache, limits, WaitingRoom(limits.policy), connector)
+        if connector is not None:
+            connector.bind(cache)
 
     @property
     def num_running(self) -> int:
         """Admitted requests."""
-        return len(self._running)
+        return len(self._state.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests not admitted yet, or preempted."""
-        return len(self._waiting)
+        """Requests not admitted yet, preempted, or loading."""
+        return len(self._state.room)
+
+    @property
+    def num_deferred(self) -> int:
+        """Waiting requests that something else than capacity holds back."""
+        return len(self._state.room.deferred)
 
     @property
     def has_requests(self) -> bool:
-        """Whether a step would have anything to consider."""
-        return bool(self._requests)
+        """Whether a step would have anything to do: requests it may touch, or transfers that must end."""
+        state = self._state
+        if state.lingering or state.deferred_frees:
+            return True
+        match state.pause:
+            case PauseState.RUNNING:
+                return bool(state.requests)
+            case PauseState.NO_NEW:
+                return bool(state.running or state.room.holding)
+            case PauseState.ALL:
+                return False
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended, whether a step may touch them or not."""
+        return len(self._state.requests)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that have no output yet. O(requests)."""
+        return sum(
+            r.request.num_prompt_tokens for r in self._state.requests.values() if not r.request.num_output_tokens
+        )
 
     @property
     def running_ids(self) -> tuple[str, ...]:
         """Ids of the running requests, first admitted first."""
-        return tuple(request.request_id for request in self._running)
+        return tuple(request.request_id for request in self._state.running)
 
     @property
     def waiting_ids(self) -> tuple[str, ...]:
         """Ids of the waiting requests, next first."""
-        return tuple(request.request_id for request in self._waiting)
+        return tuple(request.request_id for request in self._state.room)
 
-    def add(self, request: EngineRequest) -> None:
-        """Put a request at the end of the waiting queue."""
-        self._requests[request.request_id] = request
-        self._waiting.append(request)
-
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> EngineRequest | None:
-        """Take a request out wherever it is and free its blocks. Returns it, or None when it had ended before."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        if request in self._running:
-            self._running.remove(request)
-        else:
-            self._waiting.remove(request)
-        self._finish(request, reason)
-        return request
-
-    def schedule(self) -> StepPlan:
-        """Plan the next step and allocate its blocks; full blocks are announced here, before they are computed."""
-        self._cache.new_step_starts()
-        budget = self._limits.max_num_batched_tokens
-        scheduled, preempted = self._schedule_running(budget)
-        budget -= sum(share.num_tokens for share in scheduled)
-        admitted: list[EngineRequest] = []
-        if not preempted:
-            shares = self._admit_waiting(budget)
-            admitted = [share.request for share in shares]
-            scheduled.extend(shares)
-        for share in scheduled:
-            share.request.request.num_computed_tokens = share.start_tokens + share.num_tokens
-        return StepPlan(tuple(scheduled), tuple(admitted), tuple(preempted))
-
-    def update(self, plan: StepPlan, sampled: Sequence[int | None]) -> StepResult:
-        """Take the model's tokens for a plan.
-
-        Args:
-            plan: the last plan of `schedule`.
-            sampled: for each scheduled request its next token; ignored where `samples` is False.
-        """
-        outputs = []
-        finished = []
-        for share, token_id in zip(plan.scheduled, sampled, strict=True):
-            request = share.request
-            if token_id is None or not share.samples or request.finish_reason is not None:
-                continue  # a chunk of a prefill, or aborted while the step ran
-            request.request.append_output(token_id)
-            reason = self._finish_reason(request, token_id)
-            if reason is not None:
-                self._finish(request, reason)
-                finished.append(request)
-            outputs.append(RequestOutput(request, (token_id,), reason))
-        if finished:
-            self._running = [request for request in self._running if request.finish_reason is None]
-        return StepResult(tuple(outputs), tuple(finished), tuple(self.take_events()))
-
-    def take_events(self) -> list[Event]:
-        """Events of the pool since the last call, in the order things happened."""
-        return self._cache.take_events()
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached block. False, and nothing changes, while any request holds blocks."""
-        return self._cache.reset_prefix_cache()
-
-    def take_stats(self) -> PrefixCacheStats:
-        """Lookups and hits of admissions since the last call."""
-        return self._cache.make_stats()
+    @property
+    def loras(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Names of the adapters of running and of waiting requests."""
+        running = {request.request.lora_name for request in self._state.running}
+        waiting = {request.request.lora_name for request in self._state.room}
+        return frozenset(name for name in running if name), frozenset(name for name in waiting if name)
 
     @property
     def usage(self) -> float:
         """Share of the pool's blocks held by requests, 0..1; cached blocks nobody holds count as free."""
-        return self._cache.usage
+        return self._state.cache.usage
 
-    def _schedule_running(self, budget: int) -> tuple[list[ScheduledRequest], list[EngineRequest]]:
-        """Rules 1 and 2."""
-        scheduled: list[ScheduledRequest] = []
-        preempted: list[EngineRequest] = []
-        position = 0
-        while position < len(self._running) and budget > 0:
-            request = self._running[position]
-            num_tokens = min(self._lacking(request), budget)
-            if not self._make_room(request, num_tokens, preempted):
-                break  # it preempted itself: nobody is left behind it
-            scheduled.append(_share(request, num_tokens))
-            budget -= num_tokens
-            position += 1
-        return scheduled, preempted
+    @property
+    def cache(self) -> KVCacheManager:
+        """The KV cache, to be read."""
+        return self._state.cache
 
-    def _make_room(self, request: EngineRequest, num_tokens: int, preempted: list[EngineRequest]) -> bool:
-        while self._cache.allocate_slots(request.request, num_tokens) is None:
-            victim = self._running.pop()
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is request:
-                return False
-        return True
+    def add(self, request: EngineRequest) -> None:
+        """Let a request wait."""
+        self._state.requests[request.request_id] = request
+        self._state.room.add(request)
 
-    def _preempt(self, request: EngineRequest) -> None:
-        self._cache.free(request.request)
-        request.request.status = RequestStatus.PREEMPTED
-        request.request.num_computed_tokens = 0
-        request.request.num_preemptions += 1
-        self._waiting.appendleft(request)
+    def unblock(self, request_id: str) -> None:
+        """What a request added as blocked waited for is there. Nothing happens for others."""
+        request = self._state.requests.get(request_id)
+        if request is not None and request.blocked is Blocked.GRAMMAR:
+            request.blocked = None
 
-    def _admit_waiting(self, budget: int) -> list[ScheduledRequest]:
-        """Rules 3 and 4."""
-        shares: list[ScheduledRequest] = []
-        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
-            request = self._waiting[0]
-            hit = self._cache.get_computed_blocks(request.request)
-            request.request.shared_prefix_boundary = hit.shared_prefix_boundary
-            num_tokens = min(request.request.num_tokens - hit.hit_tokens, budget)
-            if not self._allocate_first(request, num_tokens, hit):
-                break
-            self._waiting.popleft()
-            self._running.append(request)
-            self._admit(request, hit)
-            shares.append(_share(request, num_tokens))
-            budget -= num_tokens
-        return shares
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> EngineRequest | None:
+        """Take a request out wherever it is and free its blocks. Returns it, or None when it had ended before."""
+        request = self._state.requests.get(request_id)
+        if request is None:
+            return None
+        if request in self._state.running:
+            self._state.running.remove(request)
+        else:
+            self._state.room.remove(request)
+        end_request(self._state, request, reason)
+        return request
 
-    def _allocate_first(self, request: EngineRequest, num_tokens: int, hit: ComputedBlocks) -> bool:
-        blocks = self._cache.allocate_slots(
-            request.request,
-            num_tokens,
-            new_computed_tokens=hit.hit_tokens,
-            computed_blocks=hit,
-            rules=AllocationRules(full_sequence_must_fit=True, has_scheduled_requests=bool(self._running)),
+    def abort_all(self) -> list[EngineRequest]:
+        """Abort every request, running ones first. Returns them."""
+        ids = [*self.running_ids, *self.waiting_ids]
+        return [request for request_id in ids if (request := self.abort(request_id)) is not None]
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step and allocate its blocks; full blocks are announced here, before they are computed."""
+        state = self._state
+        state.step += 1
+        state.cache.new_step_starts()
+        draft = StepDraft(state.limits.max_num_batched_tokens)
+        if state.pause is not PauseState.ALL:
+            alone = len(state.running) + len(state.room) <= 1
+            long_prefill_tokens = 0 if alone else state.limits.long_prefill_tokens
+            RunningPass(state, draft, long_prefill_tokens).run()
+            if not draft.preempted:
+                AdmissionPass(state, draft, long_prefill_tokens).run()
+        shares = tuple(draft.shares.values())
+        advance(state, shares)
+        transfers = NO_TRANSFERS
+        if state.connector is not None:
+            transfers = state.connector.build_step([share.request.request for share in shares])
+        return StepPlan(
+            scheduled=shares,
+            admitted=tuple(draft.admitted),
+            preempted=tuple(draft.preempted),
+            resumed=tuple(draft.resumed),
+            number=state.step,
+            transfers=transfers,
         )
-        return blocks is not None
 
-    def _admit(self, request: EngineRequest, hit: ComputedBlocks) -> None:
-        request.request.status = RequestStatus.RUNNING
-        request.request.num_computed_tokens = hit.hit_tokens
-        if request.cached_tokens is None:
-            request.cached_tokens = hit.hit_tokens
+    def update(self, plan: StepPlan, sampled: Sequence[Sequence[int]]) -> StepResult:
+        """Take what a step brought.
 
-    def _lacking(self, request: EngineRequest) -> int:
-        """Known tokens that are not computed; a decoding request lacks its last output token."""
-        return request.request.num_tokens - request.request.num_computed_tokens
+        Args:
+            plan: the oldest plan of `schedule` that was not updated yet.
+            sampled: for each share its new tokens: accepted drafts and one more; empty where it does not sample.
 
-    def _finish_reason(self, request: EngineRequest, token_id: int) -> FinishReason | None:
-        params = request.params
-        num_output = request.request.num_output_tokens
-        at_end = num_output >= params.max_tokens or request.request.num_tokens >= self._limits.max_model_len
-        if num_output >= params.min_tokens and token_id == self._limits.eos_token_id and not params.ignore_eos:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if at_end else None
+        Raises:
+            PrefixCacheError: the connector broke its contract.
+        """
+        state = self._state
+        state.processed_step = plan.number
+        while state.deferred_frees and state.deferred_frees[0][0] <= plan.number:
+            state.cache.free(state.deferred_frees.popleft()[1].request)
+        results = NO_TRANSFER_RESULTS
+        void: frozenset[EngineRequest] = frozenset()
+        if state.connector is not None:
+            results = state.connector.run_step(plan.transfers)
+            if results.failed_receiving or results.invalid_block_ids:
+                void = mark_failed_loads(state, plan, results)
+        outputs = take_outputs(state, plan, sampled, void)
+        outputs += self._end_failed(void)
+        finish_transfers(state, results)
+        finished = tuple(output.request for output in outputs if output.finish_reason is not None)
+        return StepResult(tuple(outputs), finished, tuple(self.take_events()))
 
-    def _finish(self, request: EngineRequest, reason: FinishReason) -> None:
-        request.finish_reason = reason
-        self._cache.free(request.request)
-        del self._requests[request.request_id]
+    def _end_failed(self, void: frozenset[EngineRequest]) -> list[RequestOutput]:
+        """Requests whose load failed end with an error, if that is the policy; otherwise they go on."""
+        if not self._ends_failed:
+            return []
+        failed = sorted(void, key=lambda request: request.request_id)
+        for request in failed:
+            self.abort(request.request_id, FinishReason.ERROR)
+        return [RequestOutput(request, (), FinishReason.ERROR) for request in failed]
 
+    @property
+    def _ends_failed(self) -> bool:
+        return self._state.limits.load_failure_policy is LoadFailurePolicy.FAIL
 
-def _share(request: EngineRequest, num_tokens: int) -> ScheduledRequest:
-    start = request.request.num_computed_tokens
-    return ScheduledRequest(
-        request=request,
-        start_tokens=start,
-        num_tokens=num_tokens,
-        samples=start + num_tokens == request.request.num_tokens,
-        is_decode=num_tokens == 1 and start >= request.request.num_prompt_tokens,
-    )
+    def take_events(self) -> list[Event]:
+        """Events of the pool, then of the connector, since the last call, each in the order things happened."""
+        events = self._state.cache.take_events()
+        if self._state.connector is not None:
+            events += self._state.connector.take_events()
+        return events
+
+    def reset_prefix_cache(self, *, reset_running: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached block. False, and nothing changes, while any request holds blocks.
+
+        Args:
+            reset_running: preempt all running requests first; what running steps bring for them is dropped, and they
+                start over in the order they were admitted.
+            reset_connector: forget what is stored outside the device too.
+
+        Raises:
+            PrefixCacheError: blocks are held although no request runs (loads from outside, or steps still running
+                that a connector's loads must not overtake).
+        """
+        state = self._state
+        if reset_running:
+            if not all(map(state.blocks_can_be_freed, state.running)):
+                raise PrefixCacheError(
+                    "running steps still write blocks that a connector may load into: the cache cannot be reset under "
+                    "load with asynchronous scheduling and a connector; wait until the engine is idle"
+                )
+            while state.running:
+                preempt(state, state.running.pop(), drop_output=True)
+        done = state.cache.reset_prefix_cache()
+        if reset_running and not done:
+            raise PrefixCacheError(
+                "the prefix cache cannot be reset although all running requests were preempted: requests that load KV "
+                "from outside hold blocks; try again when their loads have ended"
+            )
+        if reset_connector and state.connector is not None:
+            cleared = state.connector.reset_cache() is not False
+            state.connector_stats.reset = state.connector_stats.reset or cleared
+            done = done and cleared
+        return done
+
+    def set_pause(self, pause: PauseState) -> None:
+        """Rest, wholly or in part, or go on. Requests may be added all the while."""
+        self._state.pause = pause
+
+    @property
+    def pause(self) -> PauseState:
+        """How much of the scheduler rests."""
+        return self._state.pause
+
+    def take_stats(self) -> PrefixCacheStats:
+        """Local lookups and hits of admissions since the last call."""
+        return self._state.cache.make_stats()
+
+    def take_connector_stats(self) -> ConnectorStats:
+        """Lookups and hits outside the device since the last call."""
+        stats, self._state.connector_stats = self._state.connector_stats, ConnectorStats()
+        return stats

@@ -16,7 +16,10 @@ from kvatlas.simulator.address import EngineAddress
 from kvatlas.simulator.config import EngineConfig
 from kvatlas.simulator.core import EngineCore
 from kvatlas.simulator.engine import SimulatedEngine
+from kvatlas.simulator.kv_connector import build_connector
 from kvatlas.simulator.metrics import EngineMetrics
+from kvatlas.simulator.metrics_page import MetricsPage
+from kvatlas.simulator.ranks import EngineRanks
 from kvatlas.simulator.replies import ReplySampler
 from kvatlas.simulator.server import EngineApi
 from kvatlas.simulator.vocabulary import ReplyVocabulary
@@ -40,7 +43,7 @@ class ServedEngine:
         self._config = config
         self._clock = clock or SystemClock()
         self._cleanup = contextlib.AsyncExitStack()
-        self.engine: SimulatedEngine | None = None
+        self.ranks: EngineRanks | None = None
         self.address: EngineAddress | None = None
 
     async def start(self) -> EngineAddress:
@@ -85,22 +88,34 @@ class ServedEngine:
             mean_tokens=config.mean_output_tokens,
             seed=config.seed,
         )
-        core = EngineCore(config, sampler)
-        metrics = EngineMetrics(config, core.scheduler)
-        publisher = self._open_publisher()
-        self.engine = SimulatedEngine(core, metrics, publisher=publisher, clock=self._clock)
-        self.engine.start()
-        self._cleanup.push_async_callback(self.engine.close)
-        api = EngineApi(config, self.engine, metrics, renderer, vocabulary, self._clock)
-        if publisher is not None:
-            api.announce_events(publisher.endpoint, publisher.replay_endpoint)
+        page = MetricsPage(config)
+        publishers = [self._open_publisher(rank) for rank in range(config.data_parallel_size)]
+        engines = []
+        all_metrics = []
+        for rank, publisher in enumerate(publishers):
+            core = EngineCore(config, sampler, connector=build_connector(config, self._clock), rank=rank)
+            metrics = EngineMetrics(config, core.scheduler, page, rank)
+            engine = SimulatedEngine(core, metrics, publisher=publisher, clock=self._clock)
+            engine.start()
+            self._cleanup.push_async_callback(engine.close)
+            engines.append(engine)
+            all_metrics.append(metrics)
+        self.ranks = EngineRanks(config, engines, all_metrics, page)
+        api = EngineApi(config, self.ranks, page, renderer, vocabulary, self._clock)
+        for rank, publisher in enumerate(publishers):
+            if publisher is not None:
+                api.announce_events(rank, publisher.endpoint, publisher.replay_endpoint)
         port = await self._listen(api.application())
+        first = publishers[0]
         return EngineAddress(
             pid=os.getpid(),
             host=config.host,
             port=port,
-            events_endpoint=None if publisher is None else publisher.endpoint,
-            replay_endpoint=None if publisher is None else publisher.replay_endpoint,
+            events_endpoint=None if first is None else first.endpoint,
+            replay_endpoint=None if first is None else first.replay_endpoint,
+            rank_endpoints=tuple(
+                (publisher.endpoint, publisher.replay_endpoint) for publisher in publishers if publisher is not None
+            ),
         )
 
     def _load_renderer(self) -> LocalRenderer:
@@ -109,7 +124,7 @@ class ServedEngine:
         with tempfile.TemporaryDirectory(prefix="kvatlas-sim-") as directory:
             return LocalRenderer.load(write_tiny_model(Path(directory)), clock=self._clock)
 
-    def _open_publisher(self) -> ZmqEventPublisher | None:
+    def _open_publisher(self, rank: int) -> ZmqEventPublisher | None:
         events = self._config.events
         if not events.enabled:
             return None
@@ -122,7 +137,8 @@ class ServedEngine:
                 max_queue_size=events.max_queue_size,
                 topic=events.topic,
                 bind=True,
-            )
+            ),
+            data_parallel_rank=rank,
         )
         self._cleanup.callback(publisher.close)
         return publisher

@@ -4,18 +4,18 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 
 from kvatlas.clock import Clock
 from kvatlas.errors import BadRequest, KvAtlasError, ModelNotFound
 from kvatlas.rendering import LocalRenderer, parse_request
-from kvatlas.simulator.api_bodies import DetokenizeBody, GenerationBody, TokenizeBody, decode_body
-from kvatlas.simulator.api_errors import engine_error, http_error, invalid_body
+from kvatlas.simulator.api_bodies import ClientOptions, DetokenizeBody, GenerationBody, TokenizeBody, decode_body
+from kvatlas.simulator.api_errors import engine_error, http_error, invalid_body, json_response
 from kvatlas.simulator.config import EngineConfig
-from kvatlas.simulator.engine import SimulatedEngine
+from kvatlas.simulator.dev_api import dev_routes
 from kvatlas.simulator.exchange import Exchange, check_prompts, check_request
-from kvatlas.simulator.metrics import EngineMetrics
+from kvatlas.simulator.metrics_page import MetricsPage
+from kvatlas.simulator.ranks import EngineRanks
 from kvatlas.simulator.responses import ChatShape, CompletionShape
 from kvatlas.simulator.vocabulary import ReplyVocabulary
 
@@ -33,8 +33,8 @@ class EngineApi:
 
     Args:
         config: what is served.
-        engine: a started engine.
-        metrics: for `/metrics`.
+        ranks: started engines.
+        page: for `/metrics`.
         renderer: prompts and chats to tokens.
         vocabulary: output tokens to text.
         clock: for `created`.
@@ -43,15 +43,15 @@ class EngineApi:
     def __init__(
         self,
         config: EngineConfig,
-        engine: SimulatedEngine,
-        metrics: EngineMetrics,
+        ranks: EngineRanks,
+        page: MetricsPage,
         renderer: LocalRenderer,
         vocabulary: ReplyVocabulary,
         clock: Clock,
     ) -> None:
         self._config = config
-        self._engine = engine
-        self._metrics = metrics
+        self._ranks = ranks
+        self._page = page
         self._renderer = renderer
         self._vocabulary = vocabulary
         self._clock = clock
@@ -59,22 +59,20 @@ class EngineApi:
         self._load = 0
         self._nonce = os.urandom(6).hex()
         self._serial_numbers = itertools.count()
-        self._event_source: dict[str, object] = {}
+        self._event_sources: dict[str, object] = {}
 
-    def announce_events(self, endpoint: str, replay_endpoint: str | None) -> None:
-        """Tell `/kv_event_sources` where the publisher listens, ports resolved."""
+    def announce_events(self, rank: int, endpoint: str, replay_endpoint: str | None) -> None:
+        """Tell `/kv_event_sources` where a rank's publisher listens, ports resolved."""
         events = self._config.events
-        self._event_source = {
-            "0": {
-                "enable_kv_cache_events": True,
-                "publisher": "zmq",
-                "endpoint": endpoint,
-                "replay_endpoint": replay_endpoint,
-                "buffer_steps": events.buffer_steps,
-                "hwm": events.hwm,
-                "max_queue_size": events.max_queue_size,
-                "topic": events.topic,
-            }
+        self._event_sources[str(rank)] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": endpoint,
+            "replay_endpoint": replay_endpoint,
+            "buffer_steps": events.buffer_steps,
+            "hwm": events.hwm,
+            "max_queue_size": events.max_queue_size,
+            "topic": events.topic,
         }
 
     def application(self) -> web.Application:
@@ -93,11 +91,11 @@ class EngineApi:
                 web.get("/version", self._version),
                 web.get("/load", self._server_load),
                 web.get("/metrics", self._exposition),
-                web.get("/kv_event_sources", self._event_sources),
+                web.get("/kv_event_sources", self._kv_event_sources),
             ]
         )
         if self._config.dev_mode:
-            app.add_routes([web.post("/reset_prefix_cache", self._reset_prefix_cache)])
+            app.add_routes(dev_routes(self._ranks))
         return app
 
     async def _generate(self, http_request: web.Request) -> web.StreamResponse:
@@ -111,16 +109,21 @@ class EngineApi:
         request_id = http_request.headers.get("X-Request-Id") or body.request_id or self._new_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}"
         shape = (ChatShape if is_chat else CompletionShape)(
-            response_id, int(self._clock.wall_s()), self._config.model, with_token_ids=bool(body.return_token_ids)
+            response_id,
+            int(self._clock.wall_s()),
+            parsed.model or self._config.model,
+            with_token_ids=bool(body.return_token_ids),
         )
-        exchange = Exchange(self._engine, shape, self._vocabulary, self._config)
+        exchange = Exchange(self._ranks, shape, self._vocabulary, self._config)
         headers = {"X-Request-Id": request_id} if self._config.enable_request_id_headers else {}
         self._load += 1
         try:
             check_request(parsed, body, self._config)
+            rank = self._ranks.check_rank(http_request.headers.get("X-data-parallel-rank"))
             prompts = await self._renderer.render(parsed)
             check_prompts(parsed, prompts, self._config)
-            exchange.submit(response_id, parsed, body, prompts)
+            self._ranks.check_admission(len(prompts) * parsed.num_choices)
+            exchange.submit(response_id, parsed, body, prompts, ClientOptions.read(body, http_request.headers, rank))
             if parsed.stream:
                 return await exchange.streamed(http_request, headers, include_usage=parsed.include_usage)
             response = await exchange.whole()
@@ -152,7 +155,7 @@ class EngineApi:
             if body.return_token_strs
             else None
         )
-        return _json(
+        return json_response(
             {
                 "count": len(token_ids),
                 "max_model_len": self._config.max_model_len,
@@ -170,43 +173,47 @@ class EngineApi:
             self._check_model(body.model)
         except KvAtlasError as error:
             return engine_error(error)
-        return _json({"prompt": self._renderer.detokenize(body.tokens)})
+        return json_response({"prompt": self._renderer.detokenize(body.tokens)})
 
     async def _models(self, _request: web.Request) -> web.Response:
         model = self._config.model
-        card = {
-            "id": model,
+        cards = [self._card(model, root=model, parent=None, max_model_len=self._config.max_model_len)]
+        cards += [
+            self._card(name, root=path, parent=model, max_model_len=None)
+            for name, path in self._config.lora_modules.items()
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    def _card(self, name: str, *, root: str, parent: str | None, max_model_len: int | None) -> dict[str, object]:
+        return {
+            "id": name,
             "object": "model",
             "created": self._started_s,
             "owned_by": "vllm",
-            "root": model,
-            "parent": None,
-            "max_model_len": self._config.max_model_len,
+            "root": root,
+            "parent": parent,
+            "max_model_len": max_model_len,
             "permission": [],
         }
-        return _json({"object": "list", "data": [card]})
 
     async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response(status=200 if self._engine.is_healthy else 503)
+        return web.Response(status=200 if self._ranks.is_healthy else 503)
 
     async def _version(self, _request: web.Request) -> web.Response:
-        return _json({"version": VLLM_VERSION})
+        return json_response({"version": VLLM_VERSION})
 
     async def _server_load(self, _request: web.Request) -> web.Response:
-        return _json({"server_load": self._load if self._config.enable_server_load_tracking else 0})
+        return json_response({"server_load": self._load if self._config.enable_server_load_tracking else 0})
 
     async def _exposition(self, _request: web.Request) -> web.Response:
-        page = self._metrics.exposition()
+        page = self._page.exposition()
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-    async def _event_sources(self, _request: web.Request) -> web.Response:
-        return _json(self._event_source)
-
-    async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        return _json({"success": self._engine.reset_prefix_cache()})
+    async def _kv_event_sources(self, _request: web.Request) -> web.Response:
+        return json_response(self._event_sources)
 
     def _check_model(self, model: str | None) -> None:
-        if model and model != self._config.model:
+        if model and model != self._config.model and model not in self._config.lora_modules:
             raise ModelNotFound(f"The model `{model}` does not exist.")
 
     def _new_id(self) -> str:
@@ -220,7 +227,3 @@ async def _error_shape(request: web.Request, handler: _Handler) -> web.StreamRes
         return await handler(request)
     except web.HTTPException as error:
         return http_error(error.status)
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -44,10 +44,14 @@ class SchedulerDriver:
         self.scheduler.add(request)
         return request
 
-    def finish(self, plan: StepPlan) -> StepResult:
-        """End a step: every request says its next token."""
-        tokens = [share.request.source.token_id(share.request.request.num_output_tokens) for share in plan.scheduled]
-        return self.scheduler.update(plan, tokens)
+    def finish(self, plan: StepPlan, *, accepted: int = 0) -> StepResult:
+        """End a step: every request that samples says its next token, and `accepted` more where it has drafts."""
+        sampled = []
+        for share in plan.scheduled:
+            first = share.request.request.num_output_tokens
+            count = 1 + min(accepted, share.num_drafts) if share.samples else 0
+            sampled.append([share.request.source.token_id(first + index) for index in range(count)])
+        return self.scheduler.update(plan, sampled)
 
     def step(self) -> tuple[StepPlan, StepResult]:
         """One whole step."""

@@ -93,12 +93,16 @@ async def test_time_scale_shortens_the_wait():
 
 
 @pytest.mark.asyncio
-async def test_one_event_batch_per_step():
-    """Each step that completed blocks is one batch, stamped with the wall clock at the step's end."""
-    async with Bench(max_num_batched_tokens=8) as bench:
+@pytest.mark.parametrize(("async_scheduling", "batches"), [(False, [[2], [1], [1]]), (True, [[2, 1], [1]])])
+async def test_one_event_batch_per_step(async_scheduling, batches):
+    """Each step that completed blocks is one batch, stamped with the wall clock at the step's end.
+
+    With overlapping steps the first batch also holds what the second step, already planned, completes.
+    """
+    async with Bench(max_num_batched_tokens=8, async_scheduling=async_scheduling) as bench:
         await collect(bench.engine.add_request("a", range(12), SamplingParams(max_tokens=6)))
         stores = [[len(event.block_hashes) for event in batch.events] for batch in bench.publisher.batches]
-        assert stores == [[2], [1], [1]]
+        assert stores == batches
         assert all(isinstance(event, BlockStored) for batch in bench.publisher.batches for event in batch.events)
         assert bench.publisher.batches[0].ts == pytest.approx(1_700_000_000.008)
 
