@@ -150,7 +150,6 @@ class SequenceTracker:
         if seq <= self._last or seq <= self._live_seq:
             reason = self._why_other_life(seq, payload, ts)
             if reason is None:
-                self.duplicates += 1
                 return steps
             self._begin_life(steps, reason, ask=seq > 0)
         self._live_seq, self._live_ts = seq, ts
@@ -227,16 +226,19 @@ class SequenceTracker:
     # ---------------------------------------------------------------------------------------------------------
 
     def _why_other_life(self, seq: int, payload: bytes, ts: float) -> str | None:
-        """Why a live number that does not rise is another life; None for a late duplicate."""
-        held = self._held.get(seq)
-        if held is not None:
-            return None if held == payload else f"batch {seq} came twice with different bytes"
-        digest = self._digest(seq)
-        if digest is not None:
-            return None if digest == _digest_of(payload) else f"batch {seq} came again with other bytes"
-        if seq == 0 or ts > max(self._last_ts, self._live_ts):
-            return f"numbers went back to {seq} after {max(self._last, self._live_seq)}"
-        return None
+        """Why a live number that does not rise is another life; None for one that changes nothing, which is counted."""
+        held, digest = self._held.get(seq), self._digest(seq)
+        if held == payload or (held is None and digest == _digest_of(payload)):
+            self.duplicates += 1
+            return None
+        # Older than what we have, on the same connection: a straggler. After a reconnect nothing old can come.
+        newest_ts = max(self._last_ts, self._live_ts)
+        if self._verified and ts < newest_ts:
+            self.stale += 1
+            return None
+        if held is not None or digest is not None:
+            return f"batch {seq} came again with other bytes"
+        return f"numbers went back to {seq} after {max(self._last, self._live_seq)}"
 
     def _compare(self, steps: list[Step], seq: int, payload: bytes) -> None:
         """A replayed batch that we should know."""
