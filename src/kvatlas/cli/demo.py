@@ -64,7 +64,7 @@ class _DemoJson(msgspec.Struct):
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=258),
-    default=1280,
+    default=900,
     show_default=True,
     help="KV blocks of 16 tokens per engine: small enough that copies compete for room.",
 )
