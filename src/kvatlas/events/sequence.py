@@ -116,8 +116,7 @@ class SequenceTracker:
         """Token of the replay whose answers are awaited, None when none runs."""
         return self._token
 
-    # -- what the subscriber tells
-    # ---------------------------------------------------------------------------------------
+    # -- what the subscriber tells --
 
     def connected(self) -> list[Step]:
         """The live channel is up, for the first time or again. Call it before feeding what came over it."""
@@ -218,12 +217,13 @@ class SequenceTracker:
         elif not self._settled:
             if not exhausted:
                 self._ask(steps)
-            elif not self._verified:
-                steps.append(Lost(self._last + 1, None))
+            else:
+                self._attempts = 0
+                if not self._verified:
+                    steps.append(Lost(self._last + 1, None))
         return steps
 
-    # -- judging
-    # ---------------------------------------------------------------------------------------------------------
+    # -- judging --
 
     def _why_other_life(self, seq: int, payload: bytes, ts: float) -> str | None:
         """Why a live number that does not rise is another life; None for one that changes nothing, which is counted."""
@@ -261,8 +261,7 @@ class SequenceTracker:
     def _has_hole(self) -> bool:
         return bool(self._held) or self._overflow_seq > self._last
 
-    # -- moving on
-    # -------------------------------------------------------------------------------------------------------
+    # -- moving on --
 
     def _begin_life(self, steps: list[Step], reason: str, *, ask: bool = True) -> None:
         if self._last >= 0:

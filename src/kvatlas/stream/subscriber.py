@@ -98,7 +98,7 @@ class ZmqEventSubscriber:
         """End `run`. Idempotent, returns at once; nothing is delivered afterwards."""
         self._closing.set()
 
-    # -- sockets and timers ------------------------------------------------------------------------------------------
+    # -- sockets and timers --
 
     def _open(self) -> None:
         config = self._config
@@ -165,7 +165,7 @@ class ZmqEventSubscriber:
             previous.cancel()
         self._timers[name] = self._loop.call_later(delay_s, callback)
 
-    # -- turns -------------------------------------------------------------------------------------------------------
+    # -- turns --
 
     def _on_readable(self, channel: Channel) -> None:
         self._ready.add(channel)
@@ -251,7 +251,7 @@ class ZmqEventSubscriber:
         self.counters.connections += 1
         self._steps.extend(self._tracker.connected())
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps --
 
     def _carry_out(self, step: Step) -> None:
         if isinstance(step, Apply):
