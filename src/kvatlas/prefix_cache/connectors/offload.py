@@ -223,20 +223,24 @@ class OffloadConnector:
     def _keys_to_store(
         self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...] | None
     ) -> Iterator[bytes]:
-        """Keys of complete blocks that are new, in the device (not NULL in `block_ids`), and nowhere else yet."""
+        """Keys of complete blocks that are new, in the device (not NULL in its tables), and nowhere else yet."""
         known = self._known(request)
         for position, group in enumerate(self._groups.groups):
             complete = self._groups.num_complete(request, group, num_tokens)
-            table = None if block_ids is None else block_ids[position]
-            for index in range(known.next_blocks[position], complete):
-                if table is not None and (index >= len(table) or table[index] == _NULL_BLOCK_ID):
+            if complete <= known.next_blocks[position]:
+                continue
+            if block_ids is None:
+                block_ids = self._block_ids(request.request_id)
+            table = block_ids[position]
+            for index in range(known.next_blocks[position], min(complete, len(table))):
+                if table[index] == _NULL_BLOCK_ID:
                     continue
                 key = self._groups.key(request, group, index)
                 if self.stores.is_storing(key) or self.tier.contains(key):
                     continue
                 self._describe(request, group, index, key)
                 yield key
-            known.next_blocks[position] = max(known.next_blocks[position], complete)
+            known.next_blocks[position] = complete
 
     def _describe(self, request: Request, group: TransferGroup, index: int, key: bytes) -> None:
         parent = self._groups.key(request, group, index - 1)[:-_GROUP_BYTES] if index else None
