@@ -14,6 +14,7 @@ __all__ = [
     "ConnectorConfig",
     "EngineConfig",
     "EventsConfig",
+    "GroupConfig",
     "LatencyConfig",
     "SpeculativeConfig",
     "config_for_engine",
@@ -69,6 +70,26 @@ class EventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hwm: int = 100_000
     max_queue_size: int = 100_000
     int_block_hashes: bool = True
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One KV cache group of a model that has several kinds of layers.
+
+    Args:
+        kind: of its layers.
+        block_size: tokens in a block, None = the engine's `block_size`.
+        window: tokens a sliding window attends to, or tokens in a chunk of chunked local attention.
+        is_eagle: a draft model reads this group.
+    """
+
+    kind: Literal["full_attention", "mla_attention", "sliding_window", "chunked_local_attention", "mamba"]
+    block_size: int | None = None
+    window: int | None = None
+    is_eagle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind in {"sliding_window", "chunked_local_attention"} and not self.window:
+            raise ConfigError(f"a group of kind {self.kind} needs its window in tokens, none was given")
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +155,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tokenizer: a folder with `tokenizer.json`, or a hub name; None makes a tiny one on the spot.
         block_size: tokens per KV-cache block.
         num_blocks: blocks in the pool, the null block included (>= 2).
+        groups: kinds of layers; empty = full attention only. They share the pool.
+        retention_interval: where windows and states are kept for others: 0 = where a prompt can be resumed, n = also
+            every n tokens, None = everywhere (`prefix_cache_retention_interval`).
+        prefix_match_unit: tokens in a hashed block, None = worked out from the groups.
         max_model_len: most tokens, prompt and output, of one request.
         max_num_batched_tokens: token budget of a step.
         max_num_seqs: most requests running at once.
@@ -168,6 +193,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer: str | None = None
     block_size: int = 16
     num_blocks: int = 4096
+    groups: tuple[GroupConfig, ...] = ()
+    retention_interval: int | None = 0
+    prefix_match_unit: int | None = None
     max_model_len: int = 16_384
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
@@ -216,7 +244,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not 0 <= self.port <= _MAX_PORT:
             raise ConfigError(f"port must be 0 (any free one) to {_MAX_PORT}, {self.port} was given")
         usable_tokens = (self.num_blocks - 1) * self.block_size
-        if usable_tokens < self.max_model_len:
+        if not self.groups and usable_tokens < self.max_model_len:
             needed = -(-self.max_model_len // self.block_size) + 1
             raise ConfigError(
                 f"num_blocks={self.num_blocks} of {self.block_size} tokens hold {usable_tokens} tokens (one is the "

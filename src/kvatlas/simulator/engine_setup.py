@@ -1,5 +1,6 @@
 """From an engine's configuration to what its parts are built from."""
 
+from kvatlas.errors import ConfigError
 from kvatlas.prefix_cache import KVCacheConfig
 from kvatlas.prefix_cache.connector import LoadFailurePolicy
 from kvatlas.simulator.config import EngineConfig
@@ -21,7 +22,7 @@ def cache_config(config: EngineConfig, *, hashes: bool) -> KVCacheConfig:
     """
     groups, hash_block_size = build_groups(config, hashes=hashes)
     running_steps = 2 if config.async_scheduling else 1
-    return KVCacheConfig(
+    kv_config = KVCacheConfig(
         num_blocks=config.num_blocks,
         groups=groups,
         hash_block_size=hash_block_size,
@@ -32,7 +33,10 @@ def cache_config(config: EngineConfig, *, hashes: bool) -> KVCacheConfig:
         max_in_flight_tokens=running_steps * config.max_num_batched_tokens,
         watermark=config.watermark,
         use_eagle=config.speculative.is_eagle,
+        retention_interval=config.retention_interval,
     )
+    _check_size(kv_config)
+    return kv_config
 
 
 def scheduler_limits(config: EngineConfig, eos_token_id: int | None) -> SchedulerLimits:
@@ -53,3 +57,17 @@ def scheduler_limits(config: EngineConfig, eos_token_id: int | None) -> Schedule
         long_prefill_tokens=config.long_prefill_token_threshold,
         load_failure_policy=LoadFailurePolicy(config.kv_load_failure_policy),
     )
+
+
+def _check_size(config: KVCacheConfig) -> None:
+    """A request of the largest size must fit alone, or it would wait forever."""
+    needed = 1
+    for group, block_size in zip(config.groups, config.block_sizes, strict=True):
+        whole = -(-config.max_model_len // block_size)
+        most = group.spec.max_admission_blocks(config.max_in_flight_tokens, config.max_model_len)
+        needed += whole if most is None else min(whole, most)
+    if config.num_blocks < needed:
+        raise ConfigError(
+            f"num_blocks={config.num_blocks} cannot hold one request of max_model_len={config.max_model_len}: its groups "
+            f"need {needed} blocks, the null block included; give as many, or a smaller max_model_len"
+        )

@@ -222,12 +222,5 @@ class Exchange:
         if not self._config.enable_prompt_tokens_details or last is None:
             return Usage.of(self._prompt_tokens, completion_tokens, None)
         cached = last.cached_tokens or 0
-        return Usage.of(self._prompt_tokens, completion_tokens, cached, self._created_tokens(last, cached))
-
-    def _created_tokens(self, request: EngineRequest, cached_tokens: int) -> int | None:
-        """Prompt tokens this request put into the cache; only chat replies report it."""
-        if not self._is_chat:
-            return None
-        block_size = self._config.block_size
-        in_cache = request.request.num_computed_tokens // block_size * block_size
-        return max(0, min(in_cache, request.request.num_prompt_tokens) - cached_tokens)
+        created = last.created_tokens if self._is_chat else None  # only chat replies report it
+        return Usage.of(self._prompt_tokens, completion_tokens, cached, created)

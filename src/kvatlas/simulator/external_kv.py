@@ -68,7 +68,7 @@ def look_up(state: SchedulerState, request: EngineRequest) -> Lookup | None:
                 return None
             external, is_async = found.tokens, found.is_async
         if tail and external > tail:
-            hit = _without_tail(state, hit, tail)
+            hit = state.cache.truncate(hit, hit.hit_tokens - tail)  # the load covers the block it ends in
         elif tail:
             external, is_async = 0, False  # a local tail is at least as long
     computed = hit.hit_tokens + external
@@ -76,16 +76,6 @@ def look_up(state: SchedulerState, request: EngineRequest) -> Lookup | None:
         request.cached_tokens = computed
         request.external_tokens = external
     return Lookup(hit, hit.hit_tokens, external, is_async, computed)
-
-
-def _without_tail(state: SchedulerState, hit: ComputedBlocks, tail: int) -> ComputedBlocks:
-    """The hit without the block it shares only in part: the load covers it."""
-    tokens = hit.hit_tokens - tail
-    groups = state.cache.config.groups
-    blocks = tuple(
-        blocks[: -(-tokens // group.spec.block_size)] for group, blocks in zip(groups, hit.blocks, strict=True)
-    )
-    return ComputedBlocks(blocks, tokens, hit.shared_prefix_boundary)
 
 
 def record_external(state: SchedulerState, request: EngineRequest, lookup: Lookup) -> None:
@@ -106,8 +96,10 @@ def remaining_blocks(state: SchedulerState, request: EngineRequest) -> int:
     num_tokens = min(request.request.num_tokens, state.limits.max_model_len) + state.draft_tokens
     tables = state.cache.block_ids(request.request_id)
     need = 0
-    for group, table in zip(config.groups, tables, strict=True):
-        need += max(0, -(-num_tokens // group.spec.block_size) - len(table))
+    for group, block_size, table in zip(config.groups, config.block_sizes, tables, strict=True):
+        whole = -(-num_tokens // block_size)
+        most = group.spec.max_admission_blocks(config.max_in_flight_tokens, config.max_model_len)
+        need += max(0, (whole if most is None else min(whole, most)) - len(table))
     return need
 
 
@@ -176,7 +168,7 @@ def _cut_at_bad_blocks(
 
     A bad block that requests share is computed again by the first of them; the others count it as computed.
     """
-    block_size = state.cache.config.groups[0].spec.block_size
+    (block_size,) = state.cache.config.block_sizes
     taken: set[int] = set()
     affected: dict[EngineRequest, list[int]] = {}
     for request in requests:

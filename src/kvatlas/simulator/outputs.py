@@ -87,6 +87,9 @@ def _take_output(
             request.num_placeholders -= len(taken)
         if inner.status is RequestStatus.RUNNING:
             state.cache.cache_blocks(inner, inner.num_computed_tokens - request.num_placeholders)
+    if inner.num_output_tokens == len(taken):
+        in_cache = min(state.cache.estimate_cached_tokens(inner), inner.num_prompt_tokens)
+        request.created_tokens = max(0, in_cache - (request.cached_tokens or 0))
     if reason is not None:
         if inner.status is not RequestStatus.RUNNING:
             state.room.remove(request)

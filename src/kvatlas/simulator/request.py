@@ -39,6 +39,7 @@ class EngineRequest:
         blocked: what it waits for beside its turn.
         cached_tokens: prefix hit of the *first* admission, local and external, what `usage` reports.
         external_tokens: the external part of it.
+        created_tokens: prompt tokens it put into the cache, known with its first output.
         admitted_s, first_token_s, previous_token_s, last_token_s: milestones.
         finish_reason: set once, at the end.
         num_drafts: draft tokens its next step checks.
@@ -56,6 +57,7 @@ class EngineRequest:
     blocked: Blocked | None = None
     cached_tokens: int | None = None
     external_tokens: int = 0
+    created_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
     previous_token_s: float | None = None

@@ -17,6 +17,7 @@ Source: spec/vllm.md 7.4 to 7.6 (vLLM 0.32 `v1/core/sched/scheduler.py`, `async_
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from kvatlas.errors import PrefixCacheError
 from kvatlas.events import Event
@@ -165,6 +166,7 @@ class Scheduler:
             if not draft.preempted:
                 AdmissionPass(state, draft, long_prefill_tokens).run()
         shares = tuple(draft.shares.values())
+        self._release_copies()
         advance(state, shares)
         transfers = NO_TRANSFERS
         if state.connector is not None:
@@ -177,6 +179,15 @@ class Scheduler:
             number=state.step,
             transfers=transfers,
         )
+
+    def _release_copies(self) -> None:
+        """Blocks that hits share in part are copied with the step; source and copy are held until they were."""
+        state = self._state
+        copies = state.cache.take_block_copies()
+        if copies and state.defers_frees:
+            state.deferred_frees.append((state.step, partial(state.cache.release_block_copies, copies)))
+        elif copies:
+            state.cache.release_block_copies(copies)
 
     def update(self, plan: StepPlan, sampled: Sequence[Sequence[int]]) -> StepResult:
         """Take what a step brought.
@@ -191,7 +202,7 @@ class Scheduler:
         state = self._state
         state.processed_step = plan.number
         while state.deferred_frees and state.deferred_frees[0][0] <= plan.number:
-            state.cache.free(state.deferred_frees.popleft()[1].request)
+            state.deferred_frees.popleft()[1]()
         results = NO_TRANSFER_RESULTS
         void: frozenset[EngineRequest] = frozenset()
         if state.connector is not None:
@@ -233,23 +244,18 @@ class Scheduler:
             reset_connector: forget what is stored outside the device too.
 
         Raises:
-            PrefixCacheError: blocks are held although no request runs (loads from outside, or steps still running
-                that a connector's loads must not overtake).
+            PrefixCacheError: blocks are held although no request runs: by loads from outside, or with a connector and
+                asynchronous scheduling by the steps that run. The requests stay preempted.
         """
         state = self._state
         if reset_running:
-            if not all(map(state.blocks_can_be_freed, state.running)):
-                raise PrefixCacheError(
-                    "running steps still write blocks that a connector may load into: the cache cannot be reset under "
-                    "load with asynchronous scheduling and a connector; wait until the engine is idle"
-                )
             while state.running:
                 preempt(state, state.running.pop(), drop_output=True)
         done = state.cache.reset_prefix_cache()
         if reset_running and not done:
             raise PrefixCacheError(
-                "the prefix cache cannot be reset although all running requests were preempted: requests that load KV "
-                "from outside hold blocks; try again when their loads have ended"
+                "the prefix cache cannot be reset although all running requests were preempted: loads from outside, or "
+                "running steps that a load must not overtake, hold blocks; try again when they have ended"
             )
         if reset_connector and state.connector is not None:
             cleared = state.connector.reset_cache() is not False

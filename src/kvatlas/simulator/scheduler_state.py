@@ -2,7 +2,9 @@
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvatlas.prefix_cache import KVCacheManager, RequestStatus
 from kvatlas.prefix_cache.connector import ConnectorStats, KVConnector
@@ -35,7 +37,7 @@ class SchedulerState:
         prefilling: requests whose prompt is not all computed or loaded; new loads leave room for the rest of them.
         received: ids of requests whose asynchronous load ended; they are taken up at their next turn.
         failed: those of them whose load failed.
-        deferred_frees: requests that ended while a step ran that may write their blocks, with that step's number.
+        deferred_frees: what to call when a step's output was taken: frees blocks that the step may still write.
         step: number of the last planned step, `processed_step` of the last one whose output was taken.
     """
 
@@ -50,7 +52,7 @@ class SchedulerState:
     prefilling: set[EngineRequest] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    deferred_frees: deque[tuple[int, EngineRequest]] = field(default_factory=deque)
+    deferred_frees: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
     connector_stats: ConnectorStats = field(default_factory=ConnectorStats)
     step: int = 0
     processed_step: int = 0
@@ -64,16 +66,19 @@ class SchedulerState:
     @property
     def draft_blocks(self) -> int:
         """Blocks that many slots take."""
-        return sum(-(-self.draft_tokens // group.spec.block_size) for group in self.cache.config.groups)
+        return sum(-(-self.draft_tokens // block_size) for block_size in self.cache.config.block_sizes)
+
+    @property
+    def defers_frees(self) -> bool:
+        """Whether blocks that a running step may write must not be freed before it has ended.
+
+        So it is with overlapping steps and a connector: a load into such a block is not ordered after the step.
+        """
+        return self.limits.async_scheduling and self.connector is not None
 
     def blocks_can_be_freed(self, request: EngineRequest) -> bool:
-        """Whether no running step can still write the request's blocks.
-
-        That matters with overlapping steps and a connector only: a load into such a block is not ordered after the
-        step that writes it.
-        """
-        defers = self.limits.async_scheduling and self.connector is not None
-        return not defers or request.last_step <= self.processed_step
+        """Whether a request's blocks may be freed now."""
+        return not self.defers_frees or request.last_step <= self.processed_step
 
 
 def preempt(state: SchedulerState, request: EngineRequest, *, drop_output: bool = False) -> None:
@@ -85,7 +90,7 @@ def preempt(state: SchedulerState, request: EngineRequest, *, drop_output: bool 
     Source: vLLM 0.32.0 Scheduler._preempt_request (spec/vllm.md 7.4).
     """
     inner = request.request
-    state.cache.free(inner)
+    _free(state, request)
     state.prefilling.discard(request)
     request.drop_stale = drop_output or (request.drop_stale and request.num_stale_tokens > 0)
     request.num_stale_tokens = inner.num_in_flight_tokens
@@ -110,19 +115,27 @@ def end_request(state: SchedulerState, request: EngineRequest, reason: FinishRea
     del state.requests[request.request_id]
     request.finish_reason = reason
     inner.status = RequestStatus.FINISHED
-    sends = state.connector is not None and state.connector.request_finished(
-        inner, state.cache.block_ids(request.request_id)
-    )
+    sends = False
+    if state.connector is not None:
+        state.cache.remove_skipped(inner, max(0, inner.num_computed_tokens - inner.num_in_flight_tokens))
+        sends = state.connector.request_finished(inner, state.cache.block_ids(request.request_id))
     if loads or sends:
         state.lingering[request.request_id] = request
     else:
-        release_blocks(state, request)
+        _free(state, request)
 
 
 def release_blocks(state: SchedulerState, request: EngineRequest) -> None:
-    """Free the blocks of a request that ended, after the running steps if they may write them."""
-    state.lingering.pop(request.request_id, None)
+    """Let a request that lingered go: nothing reads or writes its blocks any more, running steps aside."""
+    del state.lingering[request.request_id]
+    _free(state, request)
+
+
+def _free(state: SchedulerState, request: EngineRequest) -> None:
+    """Free a request's blocks, after the running steps if those may write them."""
     if state.blocks_can_be_freed(request):
         state.cache.free(request.request)
-    else:
-        state.deferred_frees.append((state.step, request))
+        return
+    blocks = state.cache.pop_blocks(request.request)
+    if blocks:
+        state.deferred_frees.append((state.step, partial(state.cache.free_popped, blocks)))
