@@ -38,6 +38,15 @@ class Tables:
         return (self.of.get(request_id, []),)
 
 
+class RunningClock(ManualClock):
+    """Time passes with every look at it."""
+
+    def monotonic_s(self):
+        """A millisecond later than before."""
+        self.advance(0.001)
+        return super().monotonic_s()
+
+
 @dataclass
 class Rig:
     """A connector with its clock and tables, driven as a scheduler drives it."""
@@ -166,6 +175,16 @@ def test_a_request_that_ends_in_mid_store_waits_for_it():
     rig.clock.advance(1)
     assert rig.step().finished_sending == {"a"}
     assert rig.step().finished_sending == frozenset()
+
+
+def test_links_without_speed_take_no_time_by_a_clock_that_runs():
+    """A store ends with its step, a load too, although the time moved on in between."""
+    rig = make_rig()
+    rig.connector._clock = RunningClock()
+    rig.store()
+    assert len(rig.connector.tier) == 3
+    rig.admit(make_request("a", PROMPT), [1, 2, 3, 4])
+    assert rig.step().finished_receiving == {"a"}
 
 
 def test_an_asynchronous_load_takes_the_time_of_its_bytes():

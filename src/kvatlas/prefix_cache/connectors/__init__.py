@@ -4,7 +4,7 @@ The one corner of the prefix cache that touches the outside world: `files.py` re
 sockets, no clock of its own: time is passed in. Must not live here: anything a scheduler decides.
 """
 
-from kvatlas.prefix_cache.connectors.block_file import decode_block, encode_block, namespace_digest
+from kvatlas.prefix_cache.connectors.block_file import Damage, decode_block, encode_block, namespace_digest
 from kvatlas.prefix_cache.connectors.disk_tier import DiskTier
 from kvatlas.prefix_cache.connectors.files import BlockFiles
 from kvatlas.prefix_cache.connectors.host_tier import HostTier
@@ -19,6 +19,7 @@ __all__ = [
     "MEDIUM_CPU",
     "MEDIUM_STORAGE",
     "BlockFiles",
+    "Damage",
     "DiskConnector",
     "DiskTier",
     "HostMemoryConnector",

@@ -9,10 +9,11 @@ A file that was cut anywhere, changed anywhere, or written for another model fai
 locks and no trust in the writer.
 """
 
+import enum
 import hashlib
 import struct
 
-__all__ = ["HEADER_BYTES", "VERSION", "BadBlockFile", "check_size", "decode_block", "encode_block", "namespace_digest"]
+__all__ = ["HEADER_BYTES", "VERSION", "Damage", "check_size", "decode_block", "encode_block", "namespace_digest"]
 
 VERSION = 1
 _MAGIC = b"kvatlasB"
@@ -22,8 +23,15 @@ HEADER_BYTES = _PREFIX.size + _DIGEST_BYTES
 """Bytes before the key."""
 
 
-class BadBlockFile(Exception):  # noqa: N818 - never leaves this package: it carries the name of a counter
-    """A file that must not be served. Its text names the counter: "torn", "corrupt" or "foreign"."""
+class Damage(enum.Enum):
+    """Why a file must not be served."""
+
+    TORN = "torn"
+    """Shorter than its header says, or shorter than a header."""
+    CORRUPT = "corrupt"
+    """Too long, of another key, or changed."""
+    FOREIGN = "foreign"
+    """Of another program, version or namespace."""
 
 
 def namespace_digest(namespace: str) -> bytes:
@@ -37,35 +45,33 @@ def encode_block(key: bytes, payload: bytes, namespace: bytes) -> bytes:
     return b"".join((prefix, _checksum(prefix, key, payload), key, payload))
 
 
-def decode_block(data: bytes, key: bytes, namespace: bytes) -> bytes:
+def decode_block(data: bytes, key: bytes, namespace: bytes) -> bytes | Damage:
     """The payload in a file that claims to hold `key`.
 
-    Raises:
-        BadBlockFile: anything else than exactly what `encode_block` wrote for this key and namespace.
+    A `Damage` for anything else than exactly what `encode_block` wrote for this key and namespace.
     """
-    check_size(data, len(data), namespace)
+    damage = check_size(data, len(data), namespace)
+    if damage is not None:
+        return damage
     prefix, checksum = data[: _PREFIX.size], data[_PREFIX.size : HEADER_BYTES]
     end_of_key = HEADER_BYTES + _PREFIX.unpack(prefix)[2]
     payload = data[end_of_key:]
     if data[HEADER_BYTES:end_of_key] != key or checksum != _checksum(prefix, key, payload):
-        raise BadBlockFile("corrupt")
+        return Damage.CORRUPT
     return payload
 
 
-def check_size(head: bytes, file_bytes: int, namespace: bytes) -> None:
-    """Check what the first `HEADER_BYTES` of a file tell without reading the rest.
-
-    Raises:
-        BadBlockFile: cut, too long, or not written for this namespace.
-    """
+def check_size(head: bytes, file_bytes: int, namespace: bytes) -> Damage | None:
+    """What the first `HEADER_BYTES` of a file tell without reading the rest; None when nothing speaks against it."""
     if len(head) < HEADER_BYTES:
-        raise BadBlockFile("torn" if head[: len(_MAGIC)] == _MAGIC[: len(head)] else "foreign")
+        return Damage.TORN if head[: len(_MAGIC)] == _MAGIC[: len(head)] else Damage.FOREIGN
     magic, version, key_bytes, payload_bytes, found_namespace = _PREFIX.unpack_from(head)
     if magic != _MAGIC or version != VERSION or found_namespace != namespace:
-        raise BadBlockFile("foreign")
+        return Damage.FOREIGN
     expected = HEADER_BYTES + key_bytes + payload_bytes
-    if file_bytes != expected:
-        raise BadBlockFile("torn" if file_bytes < expected else "corrupt")
+    if file_bytes == expected:
+        return None
+    return Damage.TORN if file_bytes < expected else Damage.CORRUPT
 
 
 def _checksum(prefix: bytes, key: bytes, payload: bytes) -> bytes:

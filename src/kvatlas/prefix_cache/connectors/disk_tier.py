@@ -6,7 +6,7 @@ from kvatlas.clock import Clock
 from kvatlas.errors import ConfigError
 from kvatlas.prefix_cache.connectors.block_file import (
     HEADER_BYTES,
-    BadBlockFile,
+    Damage,
     check_size,
     decode_block,
     encode_block,
@@ -38,7 +38,7 @@ class DiskTier:
         max_bytes: bound on the sum of file sizes.
         clock: stamps uses.
         namespace: whatever gives block hashes their meaning (model, dtype, hash seed): blocks never cross it.
-        shared: other processes use the directory too: each lookup then asks the file system (some 2 us).
+        shared: other processes use the directory too: each block looked up then costs a stat().
         announce_existing: report the files found at the start as stored, for onlookers that start anew with us.
 
     Raises:
@@ -91,7 +91,7 @@ class DiskTier:
         return tuple(self._recency)
 
     def refresh(self) -> None:
-        """Make the index equal to the directory. O(files): some 5 us each, more for files not seen before."""
+        """Make the index equal to the directory. O(files): a stat() each, and a short read of files not seen before."""
         self._written_since_refresh = 0
         self.stats.temporaries += self._files.remove_dead_temporaries()
         known = set(self._recency)
@@ -133,10 +133,9 @@ class DiskTier:
             self.stats.vanished += 1
             self._forget(key)
             return None
-        try:
-            payload = decode_block(data, key, self._namespace)
-        except BadBlockFile as problem:
-            self._discard(key, str(problem))
+        payload = decode_block(data, key, self._namespace)
+        if isinstance(payload, Damage):
+            self._discard(key, payload)
             return None
         self.stats.read += 1
         self._use(key)
@@ -204,16 +203,21 @@ class DiskTier:
     def _is_plausible(self, key: bytes, size: int) -> bool:
         """Whether a file not seen before may be indexed; a bad one is removed. Its checksum is looked at when read."""
         try:
-            check_size(self._files.read_head(key), size, self._namespace)
-        except BadBlockFile as problem:
-            self._discard(key, str(problem))
-            return False
+            damage = check_size(self._files.read_head(key), size, self._namespace)
         except OSError:
             return False
-        return True
+        if damage is not None:
+            self._discard(key, damage)
+        return damage is None
 
-    def _discard(self, key: bytes, problem: str) -> None:
-        setattr(self.stats, problem, getattr(self.stats, problem) + 1)
+    def _discard(self, key: bytes, damage: Damage) -> None:
+        match damage:
+            case Damage.TORN:
+                self.stats.torn += 1
+            case Damage.CORRUPT:
+                self.stats.corrupt += 1
+            case Damage.FOREIGN:
+                self.stats.foreign += 1
         self._files.remove(key)
         self._forget(key)
 

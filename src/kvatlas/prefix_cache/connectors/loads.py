@@ -83,7 +83,7 @@ class Loader:
         received: set[str] = set()
         failed: set[str] = set()
         for job in jobs:
-            ready_s = self.lane.submit(self.num_bytes(job))
+            ready_s = self.lane.submit(self.num_bytes(job), now_s)
             bad = tuple(block_id for key, block_id in job.blocks if not self._fetch(key))
             if job.is_async:
                 self._running.append(_Running(ready_s, job, bad))

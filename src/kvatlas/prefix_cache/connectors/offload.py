@@ -70,10 +70,10 @@ class OffloadConnector:
         self._events = OffloadEvents(
             self_describing=config.self_describing_events, int_block_hashes=config.int_block_hashes
         )
-        self.loads = Loader(tier, Lane(clock, config.load_bytes_per_s), config.block_bytes, len(self._groups) == 1)
+        self.loads = Loader(tier, Lane(config.load_bytes_per_s), config.block_bytes, len(self._groups) == 1)
         self.stores = Storer(
             tier,
-            Lane(clock, config.store_bytes_per_s),
+            Lane(config.store_bytes_per_s),
             config.block_bytes,
             config.payload_bytes,
             self._events.forget_unstored,

@@ -93,7 +93,7 @@ class Storer:
             if is_spoilt(job.request_id):
                 self._end(job, sent, arrives=False)
             else:
-                self._running.append(_Running(self.lane.submit(len(job.keys) * self.block_bytes), job))
+                self._running.append(_Running(self.lane.submit(len(job.keys) * self.block_bytes, now_s), job))
         while self._running and self._running[0].ready_s <= now_s:
             self._end(self._running.popleft().job, sent, arrives=True)
         return frozenset(sent)
