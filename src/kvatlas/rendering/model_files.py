@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from kvatlas.errors import ConfigError
 
 __all__ = ["ModelFiles", "find_model_files"]
@@ -80,6 +77,15 @@ def _find_directory(model: str, *, allow_download: bool) -> Path:
         return folder
     if not _HUB_NAME.fullmatch(model) or folder.is_absolute():
         raise ConfigError(f"{model!r} is neither a folder nor a model name like 'org/name': check the path")
+    return _find_on_hub(model, allow_download=allow_download)
+
+
+def _find_on_hub(model: str, *, allow_download: bool) -> Path:
+    """The model's folder in the Hugging Face cache, filled from the hub when it is not there and that is allowed."""
+    # Imported here: it takes a third of a second, which a model in a folder need not pay.
+    from huggingface_hub import hf_hub_download, snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
     try:
         return Path(hf_hub_download(model, "tokenizer.json", local_files_only=True)).parent
     except (LocalEntryNotFoundError, HFValidationError):

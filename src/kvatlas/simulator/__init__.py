@@ -18,7 +18,6 @@ from kvatlas.simulator.config import (
 from kvatlas.simulator.core import EngineCore, Step
 from kvatlas.simulator.engine import EventPublisher, SimulatedEngine
 from kvatlas.simulator.fleet import SimulatedFleet
-from kvatlas.simulator.kv_connector import build_connector
 from kvatlas.simulator.latency import LatencyModel
 from kvatlas.simulator.limits import SchedulerLimits, SchedulingPolicy
 from kvatlas.simulator.metrics import EngineMetrics, SleepState, StepStats
@@ -75,6 +74,5 @@ __all__ = [
     "StepResult",
     "StepStats",
     "TokenSource",
-    "build_connector",
     "config_for_engine",
 ]

@@ -68,6 +68,6 @@ def _check_size(config: KVCacheConfig) -> None:
         needed += whole if most is None else min(whole, most)
     if config.num_blocks < needed:
         raise ConfigError(
-            f"num_blocks={config.num_blocks} cannot hold one request of max_model_len={config.max_model_len}: its groups "
-            f"need {needed} blocks, the null block included; give as many, or a smaller max_model_len"
+            f"num_blocks={config.num_blocks} cannot hold one request of max_model_len={config.max_model_len}: its "
+            f"groups need {needed} blocks, the null block included; give as many, or a smaller max_model_len"
         )

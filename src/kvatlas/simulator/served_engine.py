@@ -11,12 +11,12 @@ from aiohttp import web
 
 from kvatlas.clock import Clock, SystemClock
 from kvatlas.errors import ConfigError
+from kvatlas.prefix_cache.connector import KVConnector
 from kvatlas.rendering import LocalRenderer, write_tiny_model
 from kvatlas.simulator.address import EngineAddress
 from kvatlas.simulator.config import EngineConfig
 from kvatlas.simulator.core import EngineCore
 from kvatlas.simulator.engine import SimulatedEngine
-from kvatlas.simulator.kv_connector import build_connector
 from kvatlas.simulator.metrics import EngineMetrics
 from kvatlas.simulator.metrics_page import MetricsPage
 from kvatlas.simulator.ranks import EngineRanks
@@ -93,7 +93,7 @@ class ServedEngine:
         engines = []
         all_metrics = []
         for rank, publisher in enumerate(publishers):
-            core = EngineCore(config, sampler, connector=build_connector(config, self._clock), rank=rank)
+            core = EngineCore(config, sampler, connector=self._make_connector(), rank=rank)
             metrics = EngineMetrics(config, core.scheduler, page, rank)
             engine = SimulatedEngine(core, metrics, publisher=publisher, clock=self._clock)
             engine.start()
@@ -117,6 +117,13 @@ class ServedEngine:
                 (publisher.endpoint, publisher.replay_endpoint) for publisher in publishers if publisher is not None
             ),
         )
+
+    def _make_connector(self) -> KVConnector | None:
+        if self._config.connector is None:
+            return None
+        from kvatlas.simulator.kv_connector import build_connector  # noqa: PLC0415 - most engines start without it
+
+        return build_connector(self._config, self._clock)
 
     def _load_renderer(self) -> LocalRenderer:
         if self._config.tokenizer is not None:
