@@ -145,9 +145,9 @@ class ZmqEventPublisher:
                 poller.poll()
                 with contextlib.suppress(OSError):
                     self._wake_reader.recv(65_536)
-                self._serve_replays()
                 while self._send_queued():
                     self._serve_replays()
+                self._serve_replays()
         finally:
             self._closed.set()
             self._close_sockets()
@@ -176,6 +176,9 @@ class ZmqEventPublisher:
             if len(request) != 2:
                 self.ignored_requests += 1
                 continue
+            # Who asks after `publish` returned gets that batch.
+            for _ in range(self._queue.qsize() // _BURST + 1):
+                self._send_queued()
             start_seq = int.from_bytes(request[1], "big")
             for seq, payload in self._buffer:
                 if int.from_bytes(seq, "big") >= start_seq:

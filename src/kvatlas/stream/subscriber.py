@@ -72,6 +72,7 @@ class ZmqEventSubscriber:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._answer_by_s = 0.0
         self._asked_s = 0.0
+        self._asked_token = -1
         self._quiet_since_s = 0.0
         self._probe_after_s = config.probe_s
         self._closing = asyncio.Event()
@@ -217,9 +218,10 @@ class ZmqEventSubscriber:
         self._steps.extend(self._tracker.live(seq, payload))
 
     def _on_replayed(self, seq: int, payload: bytes) -> None:
-        token = self._tracker.replay_token
-        if token is None or self._replay is None:
+        if self._replay is None:
             return
+        # The token of the question this socket was asked; the tracker may have moved on to one not yet sent.
+        token = self._asked_token
         self._answer_by_s = self._loop.time() + self._config.replay_timeout_s
         if is_end_of_replay(seq):
             self._replay.mark_answered()
@@ -279,6 +281,7 @@ class ZmqEventSubscriber:
             return
         self.counters.replays += 1
         self._asked_s = self._loop.time()
+        self._asked_token = step.token
         renewed = self._replay.needs_new_socket()
         if renewed:
             self._unwatch("replay")
