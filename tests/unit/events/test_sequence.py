@@ -295,6 +295,36 @@ def test_a_straggler_of_the_old_life_is_dropped(tracker):
     assert applied(live(tracker, [1], life=1)) == [1]
 
 
+def test_a_straggler_with_a_known_number_is_dropped():
+    """The new life was replayed before the last words of the old one were read: they are older, so they do not count."""
+    tracker = SequenceTracker(can_replay=True)
+    tracker.connected()
+    replay(tracker, [0, 1], life=1)
+    assert live(tracker, [0, 1], life=0) == []
+    assert (tracker.stale, tracker.duplicates) == (2, 0)
+    assert applied(live(tracker, [2], life=1)) == [2]
+
+
+def test_live_and_replay_that_disagree_are_not_mixed(tracker):
+    """Batch 6 came live and is replayed with other bytes: two lives, so all is forgotten and asked for again."""
+    tracker.live(6, batch(6))
+    token = tracker.replay_token
+    tracker.replayed(token, 4, batch(4))
+    steps = tracker.replayed(token, 6, batch(6, 1))
+    assert steps == [NewLife("batch 6 came live and replayed with different bytes"), AskReplay(3, 0, 0)]
+
+
+def test_a_batch_held_twice_takes_its_room_once():
+    """A batch that came live and again in the replay is counted once against the bound in bytes."""
+    limits = TrackerLimits(max_held_bytes=3 * len(batch(2)))
+    tracker = SequenceTracker(can_replay=True, limits=limits)
+    tracker.connected()
+    live(tracker, [2, 3])
+    steps = replay(tracker, [0, 2, 3, 4])
+    assert applied(steps) == [0]
+    assert applied(replay(tracker, [0, 1])) == [1, 2, 3, 4]
+
+
 def test_a_full_waiting_room_costs_another_question():
     """Live batches beyond the bound are refused, remembered, and asked for once the others are applied."""
     tracker = SequenceTracker(can_replay=True, limits=TrackerLimits(max_held_batches=2))
