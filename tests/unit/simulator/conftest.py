@@ -10,6 +10,7 @@ from kvatlas.prefix_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup,
 from kvatlas.simulator import EngineRequest, SamplingParams, Scheduler, SchedulerLimits, StepPlan, StepResult
 
 EOS = 999
+REQUEST_SETTINGS = ("extras", "skip_reading_prefix_cache", "report_mode", "priority", "arrival_s")
 
 
 @dataclass
@@ -33,12 +34,15 @@ class SchedulerDriver:
     hasher: VllmHasher
     requests: dict[str, EngineRequest] = field(default_factory=dict)
 
-    def add(self, name: str, prompt: Sequence[int], *, end: int | None = None, **params) -> EngineRequest:
-        """Queue a request; `end` is where its reply ends by itself."""
+    def add(self, name: str, prompt: Sequence[int], *, end: int | None = None, **settings) -> EngineRequest:
+        """Queue a request; `end` is where its reply ends by itself. Settings are the request's or its parameters'."""
+        own = {key: settings.pop(key) for key in tuple(settings) if key in REQUEST_SETTINGS}
+        blocked = settings.pop("blocked", None)
         request = EngineRequest(
-            request=Request(name, prompt, self.hasher, self.block_size),
-            params=SamplingParams(**params),
+            request=Request(name, prompt, self.hasher, self.block_size, **own),
+            params=SamplingParams(**settings),
             source=CountingTokens(end),
+            blocked=blocked,
         )
         self.requests[name] = request
         self.scheduler.add(request)
@@ -66,22 +70,37 @@ class SchedulerDriver:
             assert len(plans) <= most_steps, "the scheduler makes no progress"
         return plans
 
+    def output(self, name: str) -> list[int]:
+        """The tokens a request has said."""
+        request = self.requests[name].request
+        return request.all_token_ids[request.num_prompt_tokens :]
+
 
 @pytest.fixture
 def make_driver() -> Callable[..., SchedulerDriver]:
     """A driver factory: `num_blocks` counts the null block."""
 
-    def make(num_blocks: int = 11, block_size: int = 4, *, max_model_len: int = 40, budget: int = 64, seqs: int = 16):
+    def make(
+        num_blocks: int = 11,
+        block_size: int = 4,
+        *,
+        max_model_len: int = 40,
+        budget: int = 64,
+        seqs: int = 16,
+        watermark: float = 0.0,
+        **limits,
+    ):
         cache = KVCacheManager(
             KVCacheConfig(
                 num_blocks=num_blocks,
                 groups=(KVCacheGroup(FullAttentionSpec(block_size)),),
                 hash_block_size=block_size,
                 max_model_len=max_model_len,
+                watermark=watermark,
             )
         )
         limits = SchedulerLimits(
-            max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=max_model_len, eos_token_id=EOS
+            max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=max_model_len, eos_token_id=EOS, **limits
         )
         return SchedulerDriver(block_size, cache, Scheduler(cache, limits), VllmHasher("sha256_cbor", "0"))
 
