@@ -199,58 +199,46 @@ class KVCacheManager:
         local = request.num_computed_tokens + new_computed_tokens
         computed = min(local + external_tokens, self.config.max_model_len)
         watermark = self._watermark(request, rules)
-        if rules.full_sequence_must_fit and not self._whole_sequence_fits(request, hits, computed, local, watermark):
-            return None
-        coordinator = self._coordinator
-        coordinator.remove_skipped(
+        if rules.full_sequence_must_fit:
+            whole = self._demand(request, request.num_tokens, request.num_tokens, computed, local, capped=True)
+            if not self._fits(whole, hits, watermark):
+                return None
+        self._coordinator.remove_skipped(
             request.request_id, max(0, computed - request.num_in_flight_tokens), request.num_prompt_tokens
         )
         main = computed + num_new_tokens
-        demand = SlotDemand(
-            request.request_id,
-            min(main + lookahead_tokens, self.config.max_model_len),
-            main,
-            local + external_tokens,
-            local,
-            request.num_encoder_tokens,
-            self._prefill_end(request),
-        )
-        needed = coordinator.num_blocks_to_allocate(demand, hits)
-        if needed + watermark > self._pool.num_free_blocks - rules.reserved_blocks:
+        demand = self._demand(request, main + lookahead_tokens, main, local + external_tokens, local)
+        if not self._fits(demand, hits, watermark + rules.reserved_blocks):
             return None
         if external_tokens > 0 or any(hits):
-            coordinator.adopt_computed_blocks(demand, hits)
-        new_blocks = coordinator.allocate_new_blocks(demand)
+            self._coordinator.adopt_computed_blocks(demand, hits)
+        new_blocks = self._coordinator.allocate_new_blocks(demand)
         if not rules.delay_caching:
             # Drafts and placeholders lie beyond num_tokens: they are never cached.
-            coordinator.cache_blocks(request, min(main, request.num_tokens))
+            self._coordinator.cache_blocks(request, min(main, request.num_tokens))
         if computed_blocks is not None and computed_blocks is not self.not_looked_up:
             self._stats.record(request.num_tokens, new_computed_tokens, preempted=request.num_preemptions > 0)
         return tuple([[block.block_id for block in blocks] for blocks in new_blocks])
 
-    def _whole_sequence_fits(
-        self, request: Request, hits: GroupBlocks, computed: int, local: int, watermark: int
-    ) -> bool:
-        """Whether all of the request's tokens would fit now; kinds with a window count what they hold at a time."""
-        whole = min(request.num_tokens, self.config.max_model_len)
-        demand = SlotDemand(
-            request.request_id,
-            whole,
-            whole,
-            computed,
-            local,
-            request.num_encoder_tokens,
-            self._prefill_end(request),
-            capped=True,
-        )
-        needed = self._coordinator.num_blocks_to_allocate(demand, hits)
-        return needed + watermark <= self._pool.num_free_blocks
+    def _fits(self, demand: SlotDemand, hits: GroupBlocks, kept_free: int) -> bool:
+        """Whether the blocks a demand takes leave so many free."""
+        return self._coordinator.num_blocks_to_allocate(demand, hits) + kept_free <= self._pool.num_free_blocks
 
-    def _prefill_end(self, request: Request) -> int:
-        """Where the prefill ends, outputs replayed after a preemption included. Only retention 0 asks."""
-        if self.config.retention_interval != 0:
-            return 0
-        return max(request.num_prompt_tokens, request.num_tokens - 1)
+    def _demand(
+        self, request: Request, slots: int, main: int, computed: int, local: int, *, capped: bool = False
+    ) -> SlotDemand:
+        """What an allocation asks the groups for; see `SlotDemand`. No sequence outgrows the model."""
+        max_len = self.config.max_model_len
+        prefill_end = 0
+        if self.config.retention_interval == 0:
+            # Outputs that are computed again after a preemption belong to the prefill.
+            prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
+        slots = min(slots, max_len)
+        if capped:
+            main = slots
+        return SlotDemand(
+            request.request_id, slots, main, computed, local, request.num_encoder_tokens, prefill_end, capped
+        )
 
     def _watermark(self, request: Request, rules: AllocationRules) -> int:
         """Blocks that must stay free: only when a request is to join others that run already."""

@@ -16,8 +16,9 @@ from kvatlas.prefix_cache.kv_cache_spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
-from kvatlas.prefix_cache.managers.base import Cell, HitSource, SingleTypeManager, SlotDemand
+from kvatlas.prefix_cache.managers.base import SingleTypeManager
 from kvatlas.prefix_cache.managers.chunked_local import ChunkedLocalAttentionManager
+from kvatlas.prefix_cache.managers.demand import Cell, HitSource, SlotDemand
 from kvatlas.prefix_cache.managers.full_attention import FullAttentionManager, RSWAManager
 from kvatlas.prefix_cache.managers.mamba import MambaManager
 from kvatlas.prefix_cache.managers.sliding_window import SlidingWindowManager

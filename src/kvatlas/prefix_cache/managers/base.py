@@ -6,57 +6,17 @@ a hit (`find_hit`), which tokens are no longer needed (`num_skipped_tokens`), an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
 
 from kvatlas.errors import PrefixCacheError
 from kvatlas.prefix_cache.block import Block
 from kvatlas.prefix_cache.block_pool import BlockPool
 from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
+from kvatlas.prefix_cache.managers.boundaries import replay_boundaries
+from kvatlas.prefix_cache.managers.demand import Cell, HitSource, SlotDemand
 from kvatlas.prefix_cache.request import Request
 
-__all__ = ["Cell", "HitSource", "SingleTypeManager", "SlotDemand"]
-
-Cell = TypeVar("Cell", Block, tuple[Block, ...])
-"""What a lookup finds at one position: a block, or one block of each of several groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class HitSource(Generic[Cell]):
-    """Where `find_hit` looks.
-
-    Args:
-        lookup: digest -> what is cached under it, None for a miss.
-        null: stands for positions that need no memory.
-    """
-
-    lookup: Callable[[bytes], Cell | None]
-    null: Cell
-
-
-class SlotDemand(NamedTuple):
-    """What one allocation asks for; tokens counted from the start of the sequence. A tuple: made on every allocation.
-
-    Attributes:
-        request_id: for whom.
-        slot_tokens: tokens that need a slot, lookahead included.
-        main_tokens: those without lookahead.
-        computed_tokens: computed, hit or loaded before.
-        local_tokens: those not loaded by a connector.
-        encoder_tokens: length of the encoder's input, for cross attention.
-        prefill_end: where the prefill ends, when only the states there are kept; 0 = states are kept everywhere.
-        capped: count no more blocks than the request can hold at a time.
-    """
-
-    request_id: str
-    slot_tokens: int
-    main_tokens: int
-    computed_tokens: int
-    local_tokens: int
-    encoder_tokens: int = 0
-    prefill_end: int = 0
-    capped: bool = False
+__all__ = ["SingleTypeManager", "num_evictable"]
 
 
 class SingleTypeManager(ABC):
@@ -220,9 +180,17 @@ class SingleTypeManager(ABC):
 
         Both are held until the copy has run: the source by the reference the hit took, the copy by one more.
         """
+        self._require_in_table(request_id, index, source)
         self.tables[request_id][index] = copy
         copy.ref_cnt += 1
         self.block_copies.append((source, copy))
+
+    def _require_in_table(self, request_id: str, index: int, block: Block) -> None:
+        if self.tables[request_id][index] is not block:
+            raise PrefixCacheError(
+                f"{block} was to be copied but is no longer at index {index} of the table of request {request_id!r}: "
+                "allocate the step that follows a shared or cached end before anything is freed behind it"
+            )
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Make the blocks that the first `num_tokens` tokens complete findable, as far as a lookup can need them.
@@ -284,18 +252,3 @@ class SingleTypeManager(ABC):
 def num_evictable(blocks: Sequence[Block]) -> int:
     """Count the blocks that nobody uses: adopting them takes them out of the free queue."""
     return sum(block.ref_cnt == 0 and not block.is_null for block in blocks)
-
-
-def replay_boundaries(num_prompt_tokens: int, scheduler_block_size: int, *, use_eagle: bool) -> list[int]:
-    """Return the prefix lengths at which a request that starts with this prompt can resume, ascending.
-
-    Without a draft model that is the whole prompt but its last token. With one, the resend of the prompt and a longer
-    prompt end on different blocks when the prompt ends with a block, and both give one block up.
-
-    Source: vLLM 0.32.0 kv_cache_coordinator.replay_boundaries.
-    """
-    if not use_eagle:
-        return [num_prompt_tokens - 1]
-    resend, extension = ((tokens // scheduler_block_size - 1) * scheduler_block_size
-                         for tokens in (num_prompt_tokens - 1, num_prompt_tokens))  # fmt: skip
-    return sorted({max(resend, 0), max(extension, 0)})

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from kvatlas.prefix_cache.block_pool import BlockPool
 from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
 from kvatlas.prefix_cache.kv_cache_spec import ChunkedLocalAttentionSpec
-from kvatlas.prefix_cache.managers.base import Cell, HitSource, SingleTypeManager
+from kvatlas.prefix_cache.managers.base import SingleTypeManager
+from kvatlas.prefix_cache.managers.demand import Cell, HitSource
 
 __all__ = ["ChunkedLocalAttentionManager"]
 

@@ -6,7 +6,8 @@ from itertools import islice
 from kvatlas.prefix_cache.block_pool import BlockPool
 from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
 from kvatlas.prefix_cache.kv_cache_spec import RSWASpec, cdiv
-from kvatlas.prefix_cache.managers.base import Cell, HitSource, SingleTypeManager
+from kvatlas.prefix_cache.managers.base import SingleTypeManager
+from kvatlas.prefix_cache.managers.demand import Cell, HitSource
 from kvatlas.prefix_cache.request import Request
 
 __all__ = ["FullAttentionManager", "RSWAManager"]

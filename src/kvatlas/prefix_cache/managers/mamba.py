@@ -8,24 +8,19 @@ blocks for draft tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvatlas.errors import PrefixCacheError
 from kvatlas.prefix_cache.block import Block
 from kvatlas.prefix_cache.block_pool import BlockPool
 from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
 from kvatlas.prefix_cache.kv_cache_spec import MambaSpec, cdiv
-from kvatlas.prefix_cache.managers.base import Cell, HitSource, SingleTypeManager, SlotDemand, num_evictable
+from kvatlas.prefix_cache.managers.base import SingleTypeManager, num_evictable
+from kvatlas.prefix_cache.managers.boundaries import checkpoint_position
+from kvatlas.prefix_cache.managers.demand import Cell, HitSource, SlotDemand
+from kvatlas.prefix_cache.managers.mamba_checkpoint import Checkpoint, find_checkpoint
 from kvatlas.prefix_cache.request import Request
 
-__all__ = ["MambaManager", "checkpoint_position"]
-
-
-class _Checkpoint(NamedTuple):
-    """A state the kernel exports from the middle of a chunk: the tokens it covers, the table index it is put at."""
-
-    num_tokens: int
-    table_index: int
+__all__ = ["MambaManager"]
 
 
 @dataclass(slots=True)
@@ -42,7 +37,7 @@ class _Progress:
     allocated: bool = False
     previous_index: int | None = None
     num_retired: int = 0
-    checkpoint: _Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class MambaManager(SingleTypeManager):
@@ -141,7 +136,9 @@ class MambaManager(SingleTypeManager):
         copies = bool(hits and demand.local_tokens % self.block_size) or demand.request_id in self._partial_hits
         if copies:
             new = max(new, 0) + 1
-        checkpoint = self._checkpoint_to_export(demand, table, progress)
+        checkpoint = find_checkpoint(
+            self._config, self._spec, demand, table, scratch_start=self._scratch_start(table, progress)
+        )
         if not demand.capped:
             progress.checkpoint = checkpoint
         new = min(new, self._most_new_blocks(progress, copies=copies, exports=checkpoint is not None))
@@ -149,6 +146,10 @@ class MambaManager(SingleTypeManager):
 
     def _with_scratch(self, demand: SlotDemand) -> SlotDemand:
         return demand._replace(slot_tokens=demand.slot_tokens + self.block_size * self._num_scratch)
+
+    def _scratch_start(self, table: Sequence[Block], progress: _Progress) -> int:
+        """Table index of the first scratch block; the table's length while there is none."""
+        return len(table) - (self._num_scratch if progress.allocated else 0)
 
     def _most_new_blocks(self, progress: _Progress, *, copies: bool, exports: bool) -> int:
         """The running state, a copy, an exported state; at first also the scratch blocks. All else is NULL."""
@@ -221,6 +222,7 @@ class MambaManager(SingleTypeManager):
         if not running:
             self._copy_on_write(request_id, index, source, copy)
             return True
+        self._require_in_table(request_id, index, source)
         self._pool.move_digests(source, copy)
         source.ref_cnt += 1
         self.block_copies.append((source, copy))
@@ -265,32 +267,6 @@ class MambaManager(SingleTypeManager):
         self._progress.pop(request_id, None)
         return super().pop_blocks(request_id)
 
-    # Checkpoints: states exported from the middle of a chunk
-
-    def _checkpoint_to_export(
-        self, demand: SlotDemand, table: Sequence[Block], progress: _Progress
-    ) -> _Checkpoint | None:
-        """The state this chunk can export: the longest prefix of it that a resend could hit.
-
-        Source: vLLM 0.32.0 MambaManager, need of an internal checkpoint; kv_cache_interface
-        get_mamba_prefill_checkpoint_position and is_mamba_prefill_checkpoint_valid.
-        """
-        alignment = self._spec.prefill_checkpoint_alignment
-        if self._spec.num_prefill_checkpoint_blocks == 0 or alignment is None:
-            return None
-        start, end, hash_block_size = demand.computed_tokens, demand.main_tokens, self._config.hash_block_size
-        position = checkpoint_position(end, self._config.hit_alignment_tokens, gives_up=self._config.use_eagle)
-        index = cdiv(end, self.block_size) - 2
-        starts_aligned = start % hash_block_size == 0 and (position - start) % alignment == 0
-        has_column = index > (start - 1) // self.block_size and index >= 0
-        inside = start + hash_block_size <= position < end
-        if not (end >= demand.prefill_end and starts_aligned and has_column and inside):
-            return None
-        is_scratch = progress.allocated and index >= len(table) - self._num_scratch
-        if index < len(table) and not table[index].is_null and not is_scratch:
-            return None
-        return _Checkpoint(position, index)
-
     # Caching
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
@@ -319,7 +295,7 @@ class MambaManager(SingleTypeManager):
             return self._cache_running_state(request, num_tokens)
         return None
 
-    def _cache_exported(self, request: Request, checkpoint: _Checkpoint) -> bytes | None:
+    def _cache_exported(self, request: Request, checkpoint: Checkpoint) -> bytes | None:
         """Name the block of an exported state by what it holds; by nothing when nobody could resume there.
 
         The block was named as a full block before, which it is not: the export takes its place.
@@ -373,15 +349,3 @@ class MambaManager(SingleTypeManager):
             self._partial_hits[request_id] = (index, block)
             self.num_cached_blocks[request_id] = index
         return digest
-
-
-def checkpoint_position(num_tokens: int, hash_block_size: int, *, gives_up: bool) -> int:
-    """Return the longest prefix of a prompt whose state a resend can use; 0 = none.
-
-    A resend computes the last token again. With a draft model it gives one hashed block up instead.
-
-    Source: vLLM 0.32.0 kv_cache_interface.get_mamba_prefill_checkpoint_position.
-    """
-    limit = num_tokens if gives_up else num_tokens - 1
-    position = limit // hash_block_size * hash_block_size
-    return max(0, position - hash_block_size if gives_up else position)

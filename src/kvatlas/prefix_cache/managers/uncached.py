@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from kvatlas.prefix_cache.block import Block
-from kvatlas.prefix_cache.managers.base import Cell, HitSource, SingleTypeManager, SlotDemand
+from kvatlas.prefix_cache.managers.base import SingleTypeManager
+from kvatlas.prefix_cache.managers.demand import Cell, HitSource, SlotDemand
 from kvatlas.prefix_cache.request import Request
 
 __all__ = ["CircularBufferManager", "CrossAttentionManager"]
