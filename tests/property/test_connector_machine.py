@@ -105,9 +105,10 @@ class TierMachine(RuleBasedStateMachine):
         for key in some:
             self.model.use(key)
 
-    @rule(key=keys)
-    def pin(self, key):
-        """A load begins."""
+    @rule(data=st.data())
+    def pin(self, data):
+        """A load begins, mostly of a block that is here."""
+        key = data.draw(st.sampled_from(self.model.order) if self.model.order else keys)
         self.tier.pin(key)
         self.model.pins[key] += 1
 
@@ -285,6 +286,7 @@ class ConnectorMachine(RuleBasedStateMachine):
         self.owed = set()
         self.next_id = 0
         self.next_block = 1
+        self.cancelled = set()
 
     @initialize(
         capacity=st.integers(1, 12), is_async=st.booleans(), when=st.sampled_from(StoreWhen), slow=st.booleans()
@@ -346,7 +348,10 @@ class ConnectorMachine(RuleBasedStateMachine):
             request.num_computed_tokens = min(request.num_tokens, request.num_computed_tokens + 7)
         transfers = self.connector.build_step(scheduled)
         self.clock.advance(advance)
+        before = set(self.connector.host.keys)
         results = self.connector.run_step(transfers)
+        assert self.cancelled.isdisjoint(set(self.connector.host.keys) - before)
+        self.cancelled &= self.connector.stores._keys
         assert results.finished_sending <= self.owed
         assert results.finished_receiving <= set(self.loading)
         assert results.invalid_block_ids == frozenset()
@@ -368,7 +373,17 @@ class ConnectorMachine(RuleBasedStateMachine):
         """The store is emptied, unless it is being read."""
         done = self.connector.reset_cache()
         assert done or self.loading or not self.connector.loads.is_idle
-        assert not done or len(self.connector.host) == 0
+        if done:
+            assert len(self.connector.host) == 0
+            self.cancelled = set(self.connector.stores._keys)
+
+    @invariant()
+    def a_block_is_on_its_way_once(self):
+        """No two jobs carry the same block, and none carries a block that is there."""
+        stores = self.connector.stores
+        jobs = [*stores._planned, *(running.job for running in stores._running)]
+        assert sorted(key for job in jobs for key in job.keys) == sorted(stores._keys)
+        assert stores._keys.isdisjoint(self.connector.host.keys)
 
     @invariant()
     def nothing_is_forgotten_or_kept(self):
@@ -390,7 +405,7 @@ class ConnectorMachine(RuleBasedStateMachine):
         assert self.connector.next_ready_s() is None
 
 
-STEPS = settings(max_examples=60, stateful_step_count=30, deadline=None)
+STEPS = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestHostTier = HostTierMachine.TestCase
 TestHostTier.settings = STEPS
 TestDiskTier = DiskTierMachine.TestCase
