@@ -2,12 +2,26 @@
 
 import signal
 import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from kvatlas.cli.output import print_json
-from kvatlas.simulator import EngineConfig, EventsConfig, LatencyConfig, SimulatedFleet
+from kvatlas.errors import ConfigError
+from kvatlas.simulator import (
+    EXAMPLE_SCRIPT,
+    ConnectorConfig,
+    EngineConfig,
+    EventsConfig,
+    LatencyConfig,
+    SimulatedFleet,
+    SpeculativeConfig,
+    read_script,
+    trace_cache,
+)
 
 __all__ = ["command", "worker_option"]
 
@@ -17,6 +31,8 @@ class _Engine(msgspec.Struct):
     events: str | None
     replay: str | None
     pid: int
+    ranks: list[tuple[str, str | None]]
+    """Events and replay endpoint of each data-parallel rank."""
 
 
 class _Started(msgspec.Struct):
@@ -59,53 +75,105 @@ class _Started(msgspec.Struct):
 )
 @click.option("--time-scale", type=float, default=1.0, show_default=True, help="Real seconds per simulated second.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Fixes replies and jitter.")
+@click.option("--data-parallel-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of each.")
+@click.option("--sync-scheduling", is_flag=True, help="Plan a step only when the one before it has ended.")
+@click.option(
+    "--scheduling-policy",
+    type=click.Choice(["fcfs", "priority"]),
+    default="fcfs",
+    show_default=True,
+    help="Who is first.",
+)
+@click.option(
+    "--speculative-tokens", type=click.IntRange(min=0), default=0, show_default=True, help="Drafts of each decode step."
+)
+@click.option(
+    "--lora",
+    "loras",
+    multiple=True,
+    metavar="NAME[=PATH]",
+    help="An adapter clients may name as their model; repeatable.",
+)
+@click.option("--max-loras", type=click.IntRange(min=1), default=1, show_default=True, help="Adapters in one step.")
+@click.option(
+    "--connector", type=click.Choice(["host", "disk", "tiered"]), default=None, help="KV outside the device: where."
+)
+@click.option("--connector-dir", default=None, help="Directory of its files; engines share it.")
+@click.option(
+    "--connector-blocks", type=click.IntRange(min=1), default=65_536, show_default=True, help="Blocks in host memory."
+)
+@click.option(
+    "--connector-bytes", type=click.IntRange(min=1), default=2**30, show_default=True, help="Bound on its files."
+)
+@click.option(
+    "--trace-cache",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    metavar="[FILE]",
+    help="Start nothing; print a step-by-step picture of the cache under a script (JSON), or under an example.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as JSON.")
-def command(
-    *,
-    engines: int,
-    port: int,
-    events_port: int,
-    host: str,
-    model: str,
-    tokenizer: str | None,
-    block_size: int,
-    num_blocks: int,
-    max_model_len: int,
-    hash_algo: str,
-    prefill_tokens_per_s: float,
-    time_scale: float,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Run engines until SIGTERM or Ctrl-C."""
-    replay_port = events_port + 1000 if events_port else 0
-    config = EngineConfig(
-        model=model,
-        tokenizer=tokenizer,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        hash_algo=hash_algo,
-        seed=seed,
-        host=host,
-        port=port,
-        events=EventsConfig(endpoint=f"tcp://{host}:{events_port}", replay_endpoint=f"tcp://{host}:{replay_port}"),
-        latency=LatencyConfig(prefill_tokens_per_s=prefill_tokens_per_s, time_scale=time_scale),
-    )
+def command(**options: Any) -> None:
+    """Run engines until SIGTERM or Ctrl-C, or tell what one does under a script."""
+    if options["trace_cache"] is not None:
+        _trace(options["trace_cache"])
+        return
+    config = _engine_config(options)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with SimulatedFleet(engines, config) as fleet:
-        if as_json:
-            shown = [_Engine(e.base_url, e.events_endpoint, e.replay_endpoint, e.pid) for e in fleet.engines]
+    with SimulatedFleet(options["engines"], config) as fleet:
+        if options["as_json"]:
+            shown = [
+                _Engine(e.base_url, e.events_endpoint, e.replay_endpoint, e.pid, list(e.rank_endpoints))
+                for e in fleet.engines
+            ]
             print_json(_Started(shown, fleet.tokenizer))
         else:
-            click.echo(f"{engines} engines serve {model}; put a gateway in front of them with:")
+            click.echo(f"{len(fleet.engines)} engines serve {config.model}; put a gateway in front of them with:")
             workers = " \\\n  ".join(
                 f"--worker {worker_option(e.base_url, e.events_endpoint, e.replay_endpoint)}" for e in fleet.engines
             )
             click.echo(f"kvatlas serve --tokenizer {fleet.tokenizer} \\\n  {workers}")
         stop.wait()
+
+
+def _trace(path: str) -> None:
+    """Print the pictures of a script's file, or of the built-in example."""
+    script = EXAMPLE_SCRIPT
+    if path:
+        try:
+            script = read_script(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}; give a JSON file of requests") from None
+    for line in trace_cache(script):
+        click.echo(line)
+
+
+def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
+    host, events_port = options["host"], options["events_port"]
+    replay_port = events_port + 1000 if events_port else 0
+    loras = [text.partition("=") for text in options["loras"]]
+    connector = options["connector"] and ConnectorConfig(
+        kind=options["connector"],
+        host_blocks=options["connector_blocks"],
+        directory=options["connector_dir"],
+        disk_bytes=options["connector_bytes"],
+    )
+    same = ("model", "tokenizer", "block_size", "num_blocks", "max_model_len", "hash_algo", "seed", "host", "port")
+    return EngineConfig(
+        **{name: options[name] for name in same},
+        data_parallel_size=options["data_parallel_size"],
+        async_scheduling=not options["sync_scheduling"],
+        scheduling_policy=options["scheduling_policy"],
+        speculative=SpeculativeConfig(num_tokens=options["speculative_tokens"]),
+        lora_modules={name: path or name for name, _, path in loras},
+        max_loras=options["max_loras"],
+        connector=connector,
+        events=EventsConfig(endpoint=f"tcp://{host}:{events_port}", replay_endpoint=f"tcp://{host}:{replay_port}"),
+        latency=LatencyConfig(prefill_tokens_per_s=options["prefill_tokens_per_s"], time_scale=options["time_scale"]),
+    )
 
 
 def worker_option(url: str, events: str | None, replay: str | None) -> str:

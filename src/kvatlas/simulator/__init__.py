@@ -6,6 +6,8 @@ and anything the gateway needs to talk to a real engine. Nothing above can tell 
 """
 
 from kvatlas.simulator.address import EngineAddress
+from kvatlas.simulator.cache_picture import ContentNames, draw_cache
+from kvatlas.simulator.cache_trace import EXAMPLE_SCRIPT, TraceRequest, TraceScript, read_script, trace_cache
 from kvatlas.simulator.config import (
     ConnectorConfig,
     EngineConfig,
@@ -35,9 +37,11 @@ from kvatlas.simulator.streams import OutputStream
 from kvatlas.simulator.vocabulary import ReplyVocabulary
 
 __all__ = [
+    "EXAMPLE_SCRIPT",
     "VLLM_VERSION",
     "Blocked",
     "ConnectorConfig",
+    "ContentNames",
     "EngineAddress",
     "EngineApi",
     "EngineConfig",
@@ -74,5 +78,10 @@ __all__ = [
     "StepResult",
     "StepStats",
     "TokenSource",
+    "TraceRequest",
+    "TraceScript",
     "config_for_engine",
+    "draw_cache",
+    "read_script",
+    "trace_cache",
 ]

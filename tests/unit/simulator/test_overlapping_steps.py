@@ -37,7 +37,8 @@ def test_a_token_is_computed_before_it_is_known(make_async):
 
 def test_a_block_is_announced_when_its_last_token_is_known(make_async):
     """Scenario 53: the step that fills a block does not announce it, nor does the update before its own: the last token
-    is a placeholder until then. What is announced never goes beyond computed minus placeholders."""
+    is a placeholder until then. What is announced never goes beyond computed minus placeholders.
+    """
     driver = make_async()
     request = driver.add("a", range(6), max_tokens=9)
     plans = [driver.scheduler.schedule(), driver.scheduler.schedule()]
