@@ -189,6 +189,24 @@ def test_two_tiers_see_each_others_blocks(tmp_path):
     assert two.take_changes() == [TierChange((key(1),), "STORAGE", stored=True)]
 
 
+class EvictedByAnother(BlockFiles):
+    """Another process evicts each file between the look at its name and the look at its header."""
+
+    def read_head(self, key):
+        """Too late."""
+        self.remove(key)
+        return super().read_head(key)
+
+
+def test_a_file_evicted_while_it_is_looked_at_is_not_called_torn(tmp_path):
+    """It is simply not there, whether the directory is scanned or a block is looked up."""
+    fill(open_tier(tmp_path), 1)
+    tier = open_tier(tmp_path, files=EvictedByAnother(tmp_path))
+    fill(open_tier(tmp_path), 2)
+    assert not tier.contains(key(2))
+    assert (len(tier), tier.stats.torn, tier.take_changes()) == (0, 0, [])
+
+
 def test_two_tiers_keep_the_bound_together(tmp_path):
     """Writing in turns they exceed it by at most a sixteenth each."""
     blocks = 32

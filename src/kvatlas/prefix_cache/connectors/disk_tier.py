@@ -203,9 +203,12 @@ class DiskTier:
     def _is_plausible(self, key: bytes, size: int) -> bool:
         """Whether a file not seen before may be indexed; a bad one is removed. Its checksum is looked at when read."""
         try:
-            damage = check_size(self._files.read_head(key), size, self._namespace)
+            head = self._files.read_head(key)
         except OSError:
             return False
+        if head is None:
+            return False  # evicted by another process since its name was seen
+        damage = check_size(head, size, self._namespace)
         if damage is not None:
             self._discard(key, damage)
         return damage is None

@@ -119,13 +119,13 @@ class BlockFiles:
         except FileNotFoundError:
             return None
 
-    def read_head(self, key: bytes) -> bytes:
-        """The first `HEADER_BYTES` bytes; fewer when the file is shorter or gone."""
+    def read_head(self, key: bytes) -> bytes | None:
+        """The first `HEADER_BYTES` bytes, fewer when the file is shorter; None when there is no file."""
         try:
             with self.path_of(key).open("rb", buffering=0) as file:
                 return file.read(HEADER_BYTES)
         except FileNotFoundError:
-            return b""
+            return None
 
     def size_of(self, key: bytes) -> int | None:
         """The file's size, None when there is none."""
