@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from click.testing import CliRunner
 
 from kvatlas import errors
 from kvatlas.admin import METRICS
@@ -57,12 +58,20 @@ def commands_help() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
+def cache_trace() -> str:
+    """The picture of `kvatlas sim --trace-cache`, as it is printed."""
+    printed = CliRunner().invoke(cli, ["sim", "--trace-cache"], catch_exceptions=False).output
+    lines = "\n".join(line.rstrip() for line in printed.strip().splitlines())
+    return f"\n```\n{lines}\n```\n\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "serve_settings": lambda: settings_table(ServeConfig),
     "worker_settings": lambda: settings_table(WorkerConfig),
     "metrics": metrics_table,
     "errors": errors_table,
     "commands": commands_help,
+    "cache_trace": cache_trace,
 }
 
 

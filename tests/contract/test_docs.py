@@ -1,6 +1,8 @@
 """The docs say what the code does: generated tables are fresh, and every command and figure has its place."""
 
+import contextlib
 import importlib.util
+import io
 import re
 from pathlib import Path
 from types import ModuleType
@@ -66,6 +68,17 @@ def test_readme_commands_exist() -> None:
     }
     assert shown
     assert shown - set(COMMANDS) == set()
+
+
+def test_printed_examples_print_what_they_say() -> None:
+    """The Python example of docs/prefix-cache.md prints the lines that stand behind its calls."""
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "prefix-cache.md").read_text(), re.DOTALL)
+    expected = re.findall(r"\)  # (.+)$", code, re.MULTILINE)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "docs/prefix-cache.md", "exec"), {})
+    assert printed.getvalue().splitlines() == expected
+    assert expected
 
 
 def test_relative_links_lead_somewhere() -> None:

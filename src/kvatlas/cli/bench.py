@@ -1,9 +1,13 @@
 """`kvatlas bench`: what we cost, in processor time, beside a peer in the same run."""
 
+from pathlib import Path
+
 import click
 
 from kvatlas.bench import BenchReport, run_gateway_bench
+from kvatlas.bench.prefix_cache import run_prefix_cache_bench
 from kvatlas.cli.output import print_json, print_table
+from kvatlas.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -47,6 +51,38 @@ def gateway(
         for row in report.rows
     ]
     _print(BenchReport(next(iter(reports.values())).machine, rows), as_json=as_json)
+
+
+@command.command(name="prefix-cache")
+@click.option(
+    "--recordings",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("tests/vectors/core"),
+    show_default=True,
+    help="Folder of recorded cache operations; one row each.",
+)
+@click.option(
+    "--against", type=click.Choice(["vllm"]), default=None, help="Measure the installed engine's own in turns."
+)
+@click.option("--interpreter", default=".venv-real/bin/python", show_default=True, help="The Python that has vLLM.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="Turns of each; medians count."
+)
+@click.option(
+    "--requests", type=click.IntRange(min=1), default=10_000, show_default=True, help="Requests of 8k tokens."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def prefix_cache(
+    *, recordings: Path, against: str | None, interpreter: str, rounds: int, requests: int, as_json: bool
+) -> None:
+    """Time per cache operation, requests per second, bytes per block; beside vLLM's KVCacheManager with --against."""
+    files = sorted(recordings.glob("*.jsonl"))
+    if not files:
+        raise ConfigError(f"no recordings (*.jsonl) in {recordings}: give the folder with --recordings")
+    report = run_prefix_cache_bench(
+        files, against=against, interpreter=interpreter, rounds=rounds, num_requests=requests
+    )
+    _print(report, as_json=as_json)
 
 
 def _print(report: BenchReport, *, as_json: bool) -> None:
