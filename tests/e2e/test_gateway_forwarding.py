@@ -40,10 +40,10 @@ async def test_a_json_request_passes_unchanged():
     assert seen.fields == [
         (b"host", b"127.0.0.1:%d" % up.port),
         (b"x-request-id", b"abc-123"),
+        (b"content-length", b"%d" % len(body)),
         (b"authorization", b"Bearer t"),
         (b"x-dup", b"1"),
         (b"x-dup", b"2"),
-        (b"content-length", b"%d" % len(body)),
     ]
     assert answer.body == ANSWER
     assert answer.values(b"x-request-id") == [b"abc-123"]
@@ -95,7 +95,7 @@ async def test_the_plan_may_add_headers_and_replace_the_body():
             await client.post(b"original", extra=b"X-RANK: 7\r\nX-Salt: client\r\nAccept: */*\r\n")
     seen = up.seen[0]
     assert seen.line == b"POST /engine/v1/completions HTTP/1.1"
-    assert seen.fields[2:] == [(b"accept", b"*/*"), (b"x-salt", b"s"), (b"x-rank", b"1"), (b"content-length", b"5")]
+    assert seen.fields[2:] == [(b"content-length", b"5"), (b"accept", b"*/*"), (b"x-salt", b"s"), (b"x-rank", b"1")]
     assert seen.body == b"other"
 
 

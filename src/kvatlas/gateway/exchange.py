@@ -65,7 +65,6 @@ class Exchange:
         "_done",
         "_head",
         "_head_sent",
-        "_http_1_0",
         "_plan",
         "_request",
         "_started_s",
@@ -80,14 +79,12 @@ class Exchange:
         request: GatewayRequest,
         head: RequestHead,
         *,
-        http_1_0: bool,
         close_after: bool,
     ) -> None:
         self._context = context
         self._client = client
         self._request = request
         self._head = head
-        self._http_1_0 = http_1_0
         self._close_after = close_after
         self._plan: Plan | None = None
         self._attempt: Attempt | None = None
@@ -106,7 +103,6 @@ class Exchange:
         stats.in_flight += 1
         stats.requests += 1
         stats.request_bytes += len(self._request.body)
-        self._arm(context.config.timeouts.first_byte_s)
         try:
             planned = context.planner.plan(self._request)
         except Exception as error:  # noqa: BLE001 - whatever a planner does, this connection lives on
@@ -115,6 +111,7 @@ class Exchange:
         if isinstance(planned, Plan):
             self._planned(planned)
         else:
+            self._arm(context.config.timeouts.first_byte_s)
             self._task = context.loop.create_task(self._wait_for_plan(planned))
 
     async def _wait_for_plan(self, pending: Awaitable[Plan]) -> None:
@@ -140,33 +137,41 @@ class Exchange:
             report_undispatched(self._context, self._request, plan, "client_abort", self._duration_s())
             return
         self._plan = plan
-        if plan.targets:
-            self._dispatch(plan, plan.targets[0], fresh=False)
-        else:
+        if not plan.targets:
             report_undispatched(self._context, self._request, plan, "rejected", self._duration_s())
             self._answer_error(NoWorkerAvailable("no worker may take this request now; try again later"))
+            return
+        try:
+            self._dispatch(plan, plan.targets[0], fresh=False)
+        except Exception as error:  # noqa: BLE001 - a plan that cannot be carried out is a planner's fault like any other
+            self._drop_upstream()
+            self._end_attempt("rejected")
+            self._planner_failed(error)
 
     # -- dispatch ------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, plan: Plan, target: Target, *, fresh: bool) -> None:
         """Begin an attempt; `fresh` leaves pooled connections alone because one of them was just found dead."""
-        context = self._context
+        context, request = self._context, self._request
         self._attempts += 1
-        self._attempt = Attempt(context, self._request, plan, target, self._started_s)
+        self._attempt = Attempt(context, request, plan, target, self._started_s)
         slot = context.pool.slot(target)
+        body = request.body if plan.body is None else plan.body
+        added = plan.headers + target.headers if target.headers else plan.headers
+        head = forward_head(self._head, request.request_id, slot.where, added, body)
         connection = None if fresh else slot.take()
         if connection is not None:
-            self._send(plan, slot, connection)
+            self._send(connection, head, body)
         else:
             self._arm(context.config.timeouts.connect_s)
-            self._task = context.loop.create_task(self._connect(plan, slot))
+            self._task = context.loop.create_task(self._connect(slot, head, body))
 
-    async def _connect(self, plan: Plan, slot: WorkerSlot) -> None:
-        target = slot.target
+    async def _connect(self, slot: WorkerSlot, head: bytes, body: bytes) -> None:
         try:
             connection = await self._context.pool.connect(slot)
         except Exception as error:  # noqa: BLE001 - refused, unresolvable, unspeakable: all mean no connection
             self._task = None
+            target = slot.target
             reason = f"no connection to worker {target.worker_id} at {target.host}:{target.port}: {error}"
             self._connect_failed(UpstreamConnectError(reason))
             return
@@ -174,16 +179,12 @@ class Exchange:
         if self._done:
             connection.abort()
         else:
-            self._send(plan, slot, connection)
+            self._send(connection, head, body)
 
-    def _send(self, plan: Plan, slot: WorkerSlot, connection: UpstreamConnection) -> None:
-        request, target = self._request, slot.target
+    def _send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
         self._connection = connection
-        body = request.body if plan.body is None else plan.body
-        added = plan.headers + target.headers if target.headers else plan.headers
-        head = forward_head(request, self._head, slot.where, added, body, http_1_0=self._http_1_0)
         self._arm(self._context.config.timeouts.first_byte_s)
-        connection.send(self, head, body, without_body=request.method == "HEAD")
+        connection.send(self, head, body, without_body=self._request.method == "HEAD")
         if self._client.write_paused:
             connection.pause()
 
@@ -203,25 +204,26 @@ class Exchange:
 
     # -- the upstream's answer (ResponseReceiver) ----------------------------------------------------------------------
 
-    def on_head(self, status: int, data: bytes, head_end: int, *, keep_alive: bool) -> None:
+    def on_head(self, status: int, data: bytes, head_end: int, *, keep_alive: bool, complete: bool) -> None:
         """Pass the head on, with our headers in it, and the body bytes that came with it, in one write."""
         attempt, plan = self._attempt, self._plan
         if attempt is None or plan is None:
             return
         self._head_sent = True
         context, target = self._context, attempt.target
-        inserted = b"x-request-id: %b\r\n%b" % (self._request.request_id.encode(), context.pool.slot(target).announced)
+        inserted = f"x-request-id: {self._request.request_id}\r\n{context.pool.slot(target).announced}"
         if plan.predicted_tokens is not None and target is plan.targets[0]:
-            inserted += b"x-kvatlas-predicted-tokens: %d\r\n" % plan.predicted_tokens
+            inserted = f"{inserted}x-kvatlas-predicted-tokens: {plan.predicted_tokens}\r\n"
         if not keep_alive:
             self._until_close = ends_with_connection(data[:head_end])
         if self._close_after or self._until_close or context.draining:
             self._close_after = True
-            inserted += b"connection: close\r\n"
-        out = insert_response_headers(data, head_end, inserted)
+            inserted += "connection: close\r\n"
+        out = insert_response_headers(data, head_end, inserted.encode())
         self._client.transport.write(out)
         attempt.head_sent(status, out, with_body=len(data) > head_end)
-        self._arm(context.config.timeouts.idle_s)
+        if not complete:
+            self._arm(context.config.timeouts.idle_s)
 
     def on_body(self, data: bytes) -> None:
         """Pass body bytes on as they are. Cost: about 1 us beside the write."""

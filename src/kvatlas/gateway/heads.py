@@ -6,16 +6,16 @@ transfer codings other than `chunked`, missing or repeated Host, odd request tar
 section 7 (forwarding), RFC 9112 sections 3 (request line), 6 (framing) and 11.2 (smuggling).
 """
 
+import re
 import secrets
 from itertools import count
 
 import msgspec
 
 from kvatlas.errors import BadRequest
-from kvatlas.gateway.values import GatewayRequest, Headers
+from kvatlas.gateway.values import Headers, check_headers
 
 __all__ = [
-    "METHODS",
     "RequestHead",
     "RequestIds",
     "ends_with_connection",
@@ -25,45 +25,35 @@ __all__ = [
     "read_request_head",
 ]
 
-METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
+_METHODS = {name.encode(): name for name in ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")}
 _METHODS_WITH_BODY = frozenset(("PATCH", "POST", "PUT"))
 _MAX_REQUEST_ID_BYTES = 128
 
-# Never forwarded. Those with a meaning for us carry it as a value; the rest is hop-by-hop and simply dropped.
-_DROP, _HOST, _LENGTH, _CODING, _CONNECTION, _EXPECT, _UPGRADE, _REQUEST_ID = range(8)
-_SPECIAL = {
-    b"connection": _CONNECTION,
-    b"content-length": _LENGTH,
-    b"expect": _EXPECT,
-    b"host": _HOST,
-    b"http2-settings": _DROP,
-    b"keep-alive": _DROP,
-    b"proxy-authenticate": _DROP,
-    b"proxy-authorization": _DROP,
-    b"proxy-connection": _DROP,
-    b"te": _DROP,
-    b"trailer": _DROP,
-    b"transfer-encoding": _CODING,
-    b"upgrade": _UPGRADE,
-    b"x-request-id": _REQUEST_ID,
-}
+# Never forwarded: those that mean something to this hop, and the rest of the hop-by-hop fields.
+_SPECIAL = re.compile(
+    rb"\r\n(host|content-length|transfer-encoding|connection|expect|upgrade|x-request-id"
+    rb"|te|trailer|keep-alive|http2-settings|proxy-(?:authenticate|authorization|connection)):[ \t]*([^\r\n]*)",
+    re.IGNORECASE,
+)
 _PLAIN_CONNECTION = frozenset((b"close", b"keep-alive"))  # names no other field
 _HOP_BY_HOP_RESPONSE = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"x-request-id"))
 _OURS = b"x-kvatlas-"
-_RESPONSE_SUSPECTS = (
-    b"\r\nconnection:",
-    b"\r\nkeep-alive:",
-    b"\r\nproxy-connection:",
-    b"\r\nx-request-id:",
-    b"\r\nx-kvatlas-",
+_RESPONSE_SUSPECT = re.compile(
+    rb"\r\n(?:connection|keep-alive|proxy-connection|x-request-id|x-kvatlas-[^:]*):", re.IGNORECASE
 )
 
 
 class RequestHead(msgspec.Struct, gc=False):
-    """What the gateway needs of a request head beyond the planner's view."""
+    """A request head, sorted into what is forwarded and what speaks to this hop."""
 
-    lines: list[bytes]
-    """The fields to forward, each `name: value`, in the client's order and spelling."""
+    method: str
+    target: bytes
+    """In origin form: starts with `/`."""
+    http_1_0: bool
+    fields: bytes
+    """All header lines as sent, each led in by CRLF."""
+    forwarded: bytes
+    """Those to forward, likewise."""
     request_id: str | None = None
     content_length: int | None = None
     chunked: bool = False
@@ -74,51 +64,64 @@ class RequestHead(msgspec.Struct, gc=False):
     """Fields the client declared hop-by-hop by naming them in Connection."""
 
 
-def read_request_head(headers: list[tuple[bytes, bytes]], *, http_1_0: bool) -> RequestHead:
-    """Sort a request's header fields into those forwarded and those that speak to this hop.
+def read_request_head(head: bytes) -> RequestHead:
+    """Sort a request head, given up to its blank line. Cost: about 3 us for six fields.
 
-    Cost: about 0.2 us per field.
+    The bytes need not be valid: what is misread here is refused by the parser that gets the same bytes.
 
-    Raises:
-        BadRequest: no Host or several, a transfer coding other than one `chunked`, an expectation other than
-            `100-continue`.
+    Raises: BadRequest: a request line that is not forwarded, no Host or several, a transfer coding other than one
+        `chunked`, an expectation other than `100-continue`, a length that is no number.
     """
-    lines: list[bytes] = []
-    head = RequestHead(lines)
-    for name, value in headers:
-        special = _SPECIAL.get(name.lower())
-        if special is None:
-            lines.append(name + b": " + value)
-        elif special != _DROP:
-            _read_special(head, special, value, http_1_0=http_1_0)
-    if head.hosts != 1 and (head.hosts or not http_1_0):
-        raise BadRequest(f"{head.hosts} Host fields were given: exactly one is needed")
-    if head.nominated:
-        head.lines = [line for line in lines if line.partition(b":")[0].lower() not in head.nominated]
-    return head
+    first_end = head.find(b"\r\n")
+    first, fields = (head, b"") if first_end < 0 else (head[:first_end], head[first_end:])
+    words = first.split(b" ")
+    version = words[-1]
+    if len(words) != 3 or (version != b"HTTP/1.1" and version != b"HTTP/1.0"):  # noqa: PLR1714 - two comparisons beat a set
+        raise BadRequest(f"request line {first[:100]!r} is not spoken here: expected `METHOD /target HTTP/1.1`")
+    method, target = _METHODS.get(words[0]), words[1]
+    if method is None:
+        raise BadRequest(f"method {words[0][:40]!r} is not supported: expected one of {', '.join(_METHODS.values())}")
+    if not target.startswith(b"/") or b"#" in target:
+        target = origin_form(target)
+    read = RequestHead(method, target, version == b"HTTP/1.0", fields, _SPECIAL.sub(b"", fields))
+    for name, value in _SPECIAL.findall(fields):
+        _read_special(read, name.lower(), value.rstrip(b" \t"))
+    if read.hosts != 1 and (read.hosts or not read.http_1_0):
+        raise BadRequest(f"{read.hosts} Host fields were given: exactly one is needed")
+    if read.nominated:
+        read.forwarded = _without(read.forwarded, read.nominated)
+    return read
 
 
-def _read_special(head: RequestHead, special: int, value: bytes, *, http_1_0: bool) -> None:
-    if special == _HOST:
+def _without(fields: bytes, names: frozenset[bytes]) -> bytes:
+    """Header lines, each led in by CRLF, less those with one of these names."""
+    lines = fields.split(b"\r\n")[1:]
+    return b"".join(b"\r\n" + line for line in lines if line.partition(b":")[0].lower() not in names)
+
+
+def _read_special(head: RequestHead, name: bytes, value: bytes) -> None:
+    if name == b"host":
         head.hosts += 1
-    elif special == _LENGTH:
+    elif name == b"content-length":
+        if not value.isdigit() or len(value) > 18 or head.content_length is not None:
+            raise BadRequest(f"content-length {value[:40]!r} cannot be forwarded: give one number of bytes")
         head.content_length = int(value)
-    elif special == _CODING:
-        if value.lower() != b"chunked" or head.chunked or http_1_0:
+    elif name == b"transfer-encoding":
+        if value.lower() != b"chunked" or head.chunked or head.http_1_0:
             raise BadRequest(
                 f"transfer-encoding {value!r} cannot be forwarded: give `content-length` or one `chunked` over HTTP/1.1"
             )
         head.chunked = True
-    elif special == _REQUEST_ID:
+    elif name == b"x-request-id":
         head.request_id = head.request_id or _usable_request_id(value)
-    elif special == _CONNECTION:
+    elif name == b"connection":
         if value.lower() not in _PLAIN_CONNECTION:
             head.nominated |= {token.strip().lower() for token in value.split(b",")}
-    elif special == _EXPECT:
+    elif name == b"expect":
         if value.lower() != b"100-continue":
             raise BadRequest(f"expectation {value!r} is not supported: only `100-continue` is")
-        head.expects_continue = True
-    elif special == _UPGRADE:
+        head.expects_continue = not head.http_1_0
+    elif name == b"upgrade":
         head.upgrade = True
 
 
@@ -160,39 +163,28 @@ def origin_form(target: bytes) -> bytes:
     raise BadRequest(f"request target {target[:100]!r} cannot be forwarded: expected a path that starts with '/'")
 
 
-def forward_head(
-    request: GatewayRequest,
-    head: RequestHead,
-    where: tuple[bytes, bytes],
-    added: Headers,
-    body: bytes,
-    *,
-    http_1_0: bool,
-) -> bytes:
+def forward_head(head: RequestHead, request_id: str, where: tuple[str, str], added: Headers, body: bytes) -> bytes:
     """The head of the forwarded request, blank line included.
 
     `where` is the upstream's authority (for Host) and base path. `added` fields replace the client's of the same name.
     `content-length` is always that of `body`: a chunked upload is forwarded with its length. Cost: about 1 us.
+
+    Raises:
+        ConfigError: an added field that would break out of its line.
     """
     authority, base_path = where
-    lines = head.lines
+    fields = head.forwarded
     if added:
-        replaced = frozenset(name.lower() for name, _ in added)
-        lines = [line for line in lines if line.partition(b":")[0].lower() not in replaced] + [
-            name + b": " + value for name, value in added
-        ]
-    if body or head.content_length is not None or head.chunked or request.method in _METHODS_WITH_BODY:
-        lines = [*lines, b"content-length: %d" % len(body)]
-    version = b" HTTP/1.0\r\nhost: " if http_1_0 else b" HTTP/1.1\r\nhost: "
-    first = b"%b %b%b%b%b\r\nx-request-id: %b" % (
-        request.method.encode(),
-        base_path,
-        request.target,
-        version,
-        authority,
-        request.request_id.encode(),
-    )
-    return b"\r\n".join([first, *lines, b"\r\n"])
+        check_headers(added)
+        fields = _without(fields, frozenset(name.lower() for name, _ in added))
+        fields += b"".join(b"\r\n%b: %b" % field for field in added)
+    version = "HTTP/1.0" if head.http_1_0 else "HTTP/1.1"
+    length = ""
+    if body or head.content_length is not None or head.chunked or head.method in _METHODS_WITH_BODY:
+        length = f"\r\ncontent-length: {len(body)}"
+    first = f"{head.method} {base_path}".encode()
+    own = f" {version}\r\nhost: {authority}\r\nx-request-id: {request_id}{length}".encode()
+    return b"".join((first, head.target, own, fields, b"\r\n\r\n"))
 
 
 def ends_with_connection(head: bytes) -> bool:
@@ -211,10 +203,8 @@ def insert_response_headers(data: bytes, head_end: int, inserted: bytes) -> byte
     out; all other bytes stay as they are. `inserted` ends with CRLF. Cost: about 0.6 us.
     """
     line_end = data.index(b"\r\n") + 2
-    lowered = data[:head_end].lower()
-    for suspect in _RESPONSE_SUSPECTS:
-        if suspect in lowered:
-            return _rebuilt_head(data[line_end:head_end], data[:line_end] + inserted) + data[head_end:]
+    if _RESPONSE_SUSPECT.search(data, line_end - 2, head_end) is not None:
+        return _rebuilt_head(data[line_end:head_end], data[:line_end] + inserted) + data[head_end:]
     return data[:line_end] + inserted + data[line_end:]
 
 

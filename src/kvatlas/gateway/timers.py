@@ -90,6 +90,6 @@ class TimerWheel:
             timer.bucket.discard(timer)
         due = (timer.deadline_s - self._start_s) / TICK_S
         tick = self._tick + _SLOTS - 1 if due >= self._tick + _SLOTS - 1 else max(int(due) + 1, self._tick + 1)
-        timer.look_s = self._start_s + tick * TICK_S
+        timer.look_s = self._start_s + (tick - 1) * TICK_S  # an earlier deadline needs an earlier slot
         timer.bucket = self._buckets[tick % _SLOTS]
         timer.bucket.add(timer)

@@ -17,11 +17,14 @@ from kvatlas.gateway.values import Target
 __all__ = ["ResponseReceiver", "UpstreamConnection", "UpstreamPool", "WorkerSlot"]
 
 
+_HEADER_SAFE = "!#$&'()*+,/:;=?@[]~"
+
+
 class ResponseReceiver(Protocol):
     """What a connection tells the exchange it serves."""
 
-    def on_head(self, status: int, data: bytes, head_end: int, *, keep_alive: bool) -> None:
-        """The head is complete: `data` is the head (`head_end` bytes) and the body bytes read with it."""
+    def on_head(self, status: int, data: bytes, head_end: int, *, keep_alive: bool, complete: bool) -> None:
+        """The head is in: `data` is the head (`head_end` bytes) and what came of the body; `complete`: all of it."""
         ...
 
     def on_body(self, data: bytes) -> None:
@@ -50,8 +53,8 @@ class WorkerSlot:
         self.target = target
         self.wheel = wheel
         host = f"[{target.host}]" if ":" in target.host else target.host
-        self.where = (f"{host}:{target.port}".encode(), target.base_path.encode())
-        self.announced = b"x-kvatlas-worker: " + quote(target.worker_id, safe="!#$&'()*+,/:;=?@[]~").encode() + b"\r\n"
+        self.where = (f"{host}:{target.port}", target.base_path)
+        self.announced = f"x-kvatlas-worker: {quote(target.worker_id, safe=_HEADER_SAFE)}\r\n"
         self.idle: deque[UpstreamConnection] = deque()
         self.max_idle = max_idle
         self.open_connections = 0
@@ -143,6 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_paused",
         "_receiver",
         "_slot",
+        "_status",
         "_without_body",
         "got_bytes",
         "idle_since_s",
@@ -160,13 +164,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._paused = False
         self.reused = False
         self.idle_since_s = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
         self._head = b""
-        self._final_head = self._head_sent = self._interim = self._complete = self._excess = self._keep_alive = False
         self._interims = 0
-        self.got_bytes = False
+        self._final_head = self._head_sent = self._interim = self._complete = self._excess = self._keep_alive = False
+        self._without_body = self.got_bytes = False
 
     # -- used by the exchange ------------------------------------------------------------------------------------------
 
@@ -244,15 +245,18 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Remember whether this head is the final one."""
-        status = self._parser.get_status_code()
-        self._interim = 100 <= status < 200 and status != 101
-        if not self._interim:
+        parser = self._parser
+        status = self._status = parser.get_status_code()
+        if status < 200 and status != 101:
+            self._interim = True
+        else:
             self._final_head = True
-            self._keep_alive = self._parser.should_keep_alive()
+            self._keep_alive = parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
         """The end of an interim response, or of the response."""
         if self._interim:
+            self._interim = False
             self._interims += 1
         else:
             self._complete = True
@@ -272,13 +276,15 @@ class UpstreamConnection(asyncio.Protocol):
             self._interims -= 1
             head = head[head_end:]
             head_end = head.find(b"\r\n\r\n") + 4
-        self._head = b""
         self._head_sent = True
+        if self._head:
+            self._head = b""
         if self._without_body:  # the parser waits for the body a GET would have had
             self._complete, self._keep_alive = True, False
             head = head[:head_end]
-        receiver.on_head(self._parser.get_status_code(), head, head_end, keep_alive=self._keep_alive)
-        if self._complete and self._receiver is receiver:
+        complete = self._complete
+        receiver.on_head(self._status, head, head_end, keep_alive=self._keep_alive, complete=complete)
+        if complete:
             self._finish(receiver)
 
     def _finish(self, receiver: ResponseReceiver) -> None:
@@ -291,8 +297,9 @@ class UpstreamConnection(asyncio.Protocol):
             and not transport.get_write_buffer_size()
             and not transport.is_closing()
         ):
-            self._reset()
-            self.resume()
+            self._final_head = self._head_sent = self._complete = self.got_bytes = False
+            if self._paused:
+                self.resume()
             self.reused = True
             self.idle_since_s = slot.wheel.now_s
             slot.idle.append(self)

@@ -35,16 +35,19 @@ class GatewayRequest(msgspec.Struct, frozen=True, gc=False):
     """Path and query exactly as sent, always starting with `/`."""
     path: str
     """The target without its query, percent-encoding left alone."""
-    headers: list[tuple[bytes, bytes]]
-    """Every header field in order, names as the client spelt them, duplicates kept."""
+    fields: bytes
+    """The header lines exactly as sent, each led in by CRLF; `headers` and `header` read them."""
     body: bytes
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Every header field in order, names as the client spelt them, duplicates kept. Cost: O(headers), made anew."""
+        pairs = (line.partition(b":") for line in self.fields.split(b"\r\n") if line)
+        return [(name, value.strip(b" \t")) for name, _, value in pairs]
 
     def header(self, name: bytes) -> bytes | None:
         """First value of a header field, the name given in lower case; None when absent. Cost: O(headers)."""
-        for field, value in self.headers:
-            if field.lower() == name:
-                return value
-        return None
+        return next((value for field, value in self.headers if field.lower() == name), None)
 
 
 @dataclass(frozen=True, slots=True)
