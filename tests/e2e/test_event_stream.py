@@ -6,6 +6,8 @@ Numbers in docstrings are the scenarios of the vLLM specification's section 11.
 import asyncio
 import contextlib
 import itertools
+import random
+import socket
 import threading
 import time
 
@@ -42,6 +44,27 @@ def number_of(payload):
 
 def publisher(endpoint=ANY_PORT, replay_endpoint=ANY_PORT, **config):
     return ZmqEventPublisher(PublisherConfig(endpoint, replay_endpoint, bind=True, **config))
+
+
+def restarted(endpoint, replay_endpoint=None):
+    """A publisher where another one just closed: ZMQ gives the port back a moment later."""
+    deadline_s = time.monotonic() + 5
+    while True:
+        try:
+            return publisher(endpoint, replay_endpoint)
+        except ConfigError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+def quiet_endpoint():
+    """A free endpoint outside the range from which the system hands out ports: nobody else takes it meanwhile."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(20_000, 30_000)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return f"tcp://127.0.0.1:{port}"
 
 
 class Sink:
@@ -98,7 +121,8 @@ class RawEngine:
     def __init__(self, *, topic_frame=True):
         context = zmq.Context.instance()
         self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        self.endpoint = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
+        self.endpoint = quiet_endpoint()
+        self.pub.bind(self.endpoint)
         self.replay_endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
         self.ring = []
         self.topic_frame = topic_frame
@@ -153,24 +177,24 @@ def raw_engine():
 @pytest.fixture
 def dealer():
     """A client's replay socket; `ask(endpoint, frames)` returns all messages up to the end marker, or until silence."""
-    sockets = []
+    clients = []
 
     def ask(endpoint, *frames, timeout_ms=2_000):
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        sockets.append(socket)
-        socket.set_hwm(0)
-        socket.connect(endpoint)
-        socket.send_multipart(frames)
+        client = zmq.Context.instance().socket(zmq.DEALER)
+        clients.append(client)
+        client.set_hwm(0)
+        client.connect(endpoint)
+        client.send_multipart(frames)
         answer = []
-        while socket.poll(timeout_ms):
-            answer.append(socket.recv_multipart())
+        while client.poll(timeout_ms):
+            answer.append(client.recv_multipart())
             if answer[-1][-2] == MARKER:
                 break
         return answer
 
     yield ask
-    for socket in sockets:
-        socket.close(linger=0)
+    for client in clients:
+        client.close(linger=0)
 
 
 def seq_bytes(seq):
@@ -259,14 +283,14 @@ async def test_replies_without_a_topic_frame(raw_engine):
 @pytest.mark.asyncio
 async def test_restart_on_the_same_port():
     """A restarted publisher is another life: lost, forgotten, followed from its own 0 (62)."""
-    first = publisher()
+    first = publisher(quiet_endpoint(), quiet_endpoint())
     for number in range(5):
         first.publish(batch(number))
     async with following(first.endpoint, first.replay_endpoint) as (subscriber, sink):
         await until(lambda: len(sink.seen) == 5, "the first life")
         first.close()
         await until(lambda: sink.status == "lost", "lost")
-        with publisher(first.endpoint, first.replay_endpoint) as second:
+        with restarted(first.endpoint, first.replay_endpoint) as second:
             for number in range(100, 108):
                 second.publish(batch(number))
             await until(lambda: len(sink.seen) == 14 and sink.status == "live", "the second life")
@@ -279,14 +303,14 @@ async def test_restart_on_the_same_port():
 @pytest.mark.asyncio
 async def test_restart_without_replay():
     """Without a replay endpoint batch 0 of the new life tells (T9), and the doubt of the reconnect is reported."""
-    first = publisher(replay_endpoint=None)
+    first = publisher(quiet_endpoint(), None)
     async with following(first.endpoint) as (_, sink):
         await until(lambda: sink.status == "syncing", "connected")
         await heard_by(first, sink)
         last_seq = sink.seen[-1][0]
         first.close()
         await until(lambda: sink.status == "lost", "lost")
-        with publisher(first.endpoint, None) as second:
+        with restarted(first.endpoint) as second:
             await until(lambda: sink.status == "syncing", "connected again")
             assert sink.seen[-1] == ("gap", last_seq + 1, None)
             await asyncio.sleep(0.2)  # the subscription travels on its own; there is no replay to mend its loss
@@ -309,7 +333,7 @@ async def test_reconnect_to_a_living_publisher_forgets_nothing(raw_engine):
         await until(lambda: sink.status == "lost", "lost")
         engine.publish(3, heard=False)
         engine.pub = zmq.Context.instance().socket(zmq.PUB)
-        engine.pub.bind(engine.endpoint)
+        await until(lambda: bound(engine.pub, engine.endpoint), "the port")
         await until(lambda: len(sink.seen) == 4 and sink.status == "live", "live again")
         assert sink.seen == [(n, n) for n in range(4)]
         assert subscriber.counters.lives == 0
@@ -363,14 +387,14 @@ async def test_a_lost_tail_is_found_when_the_stream_is_quiet(raw_engine):
     async with following(engine.endpoint, engine.replay_endpoint, probe_s=0.1) as (_, sink):
         await until(lambda: sink.status == "live", "live")
         engine.publish(0, heard=False)
-        await until(lambda: sink.seen == [(0, 0)], "the lost tail")
+        await until(lambda: sink.seen, "the lost tail")
+        assert sink.seen == [(0, 0)]
 
 
 @pytest.mark.asyncio
 async def test_unreachable_endpoint_is_named_and_retried_without_haste():
     """Nothing listens: the status names the endpoint, the loop stays idle, and a late engine is found."""
-    with publisher(replay_endpoint=None) as taken:
-        endpoint = taken.endpoint
+    endpoint = quiet_endpoint()
     async with following(endpoint) as (_, sink):
         await until(lambda: len(sink.reasons) >= 2, "a reason")
         assert set(sink.statuses) == {"connecting"}
@@ -493,8 +517,7 @@ async def test_malformed_endpoints_are_refused(endpoints):
 @pytest.mark.asyncio
 async def test_engine_that_connects_out():
     """A concrete host in an engine's endpoint makes it connect; the subscriber then binds."""
-    with publisher(replay_endpoint=None) as taken:
-        endpoint = taken.endpoint
+    endpoint = quiet_endpoint()
     async with following(endpoint, bind=True) as (_, sink):
         await until(lambda: sink.statuses, "bound")
         with ZmqEventPublisher(PublisherConfig(endpoint)) as engine:
@@ -517,7 +540,7 @@ def test_everything_works_under_uvloop():
     """The gateway's loop: replay, live, restart."""
 
     async def scenario():
-        first = publisher()
+        first = publisher(quiet_endpoint(), quiet_endpoint())
         for number in range(300):
             first.publish(batch(number))
         async with following(first.endpoint, first.replay_endpoint) as (_, sink):
@@ -525,7 +548,7 @@ def test_everything_works_under_uvloop():
             first.publish(batch(300))
             await until(lambda: len(sink.seen) == 301, "live")
             first.close()
-            with publisher(first.endpoint, first.replay_endpoint) as second:
+            with restarted(first.endpoint, first.replay_endpoint) as second:
                 second.publish(batch(0))
                 await until(lambda: sink.seen[-2:] == ["life", (0, 0)], "the second life")
         assert sink.seen[:301] == [(n, n) for n in range(301)]
@@ -557,8 +580,7 @@ def test_live_frames(dealer):
 
 def test_rank_of_the_publisher(dealer):
     """A publisher of rank 1 listens one port up and stamps its rank (60, 61)."""
-    with publisher() as probe:
-        ports = [int(endpoint.rpartition(":")[2]) for endpoint in (probe.endpoint, probe.replay_endpoint)]
+    ports = [int(quiet_endpoint().rpartition(":")[2]) for _ in range(2)]
     config = PublisherConfig(*(f"tcp://127.0.0.1:{port - 1}" for port in ports), bind=True)
     with ZmqEventPublisher(config, data_parallel_rank=1) as engine:
         assert engine.endpoint == f"tcp://127.0.0.1:{ports[0]}"
@@ -688,6 +710,15 @@ def test_wildcard_endpoint_keeps_its_form():
             host, _, port = endpoint.rpartition(":")
             assert host == "tcp://127.0.0.1"
             assert int(port) > 0
+
+
+def bound(zmq_socket, endpoint):
+    """Try to bind; a port that was just closed comes free a moment later."""
+    try:
+        zmq_socket.bind(endpoint)
+    except zmq.ZMQError:
+        return False
+    return True
 
 
 async def heard(engine, sink):

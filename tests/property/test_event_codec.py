@@ -10,6 +10,7 @@ from kvatlas.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    DecodedBatch,
     EventBatch,
     decode_batch,
     encode_batch,
@@ -85,14 +86,14 @@ ALMOST_EVENTS = st.dictionaries(NAMES, JUNK, max_size=8).flatmap(
 )
 
 
-def only_decode_errors(payload):
-    """Decode; True when it was a batch. Any exception but EventDecodeError fails the test."""
+def outcome(payload):
+    """The decoded batch or the EventDecodeError; any other exception fails the test."""
     try:
         decoded = decode_batch(payload)
-    except EventDecodeError:
-        return False
-    assert encode_batch(decoded.batch) is not None
-    return True
+    except EventDecodeError as error:
+        return error
+    encode_batch(decoded.batch)
+    return decoded
 
 
 @given(st.binary(max_size=200))
@@ -105,14 +106,15 @@ def only_decode_errors(payload):
 @example(b"\x92\x01\x91\xd7\xff" + b"\xff" * 8)
 def test_arbitrary_bytes_raise_only_decode_errors(payload):
     """Garbage off the network never raises anything but EventDecodeError."""
-    only_decode_errors(payload)
-    only_decode_errors(b"\x93\xcb?\xf8\0\0\0\0\0\0\x91" + payload + b"\0")
+    assert isinstance(outcome(payload), DecodedBatch | EventDecodeError)
+    wrapped = b"\x93\xcb?\xf8\0\0\0\0\0\0\x91" + payload + b"\0"
+    assert isinstance(outcome(wrapped), DecodedBatch | EventDecodeError)
 
 
 @given(st.lists(JUNK, max_size=4) | st.tuples(st.floats(), st.lists(JUNK | ALMOST_EVENTS, max_size=4), JUNK))
 def test_arbitrary_structures_raise_only_decode_errors(structure):
     """Well-formed msgpack of the wrong shape never raises anything but EventDecodeError."""
-    only_decode_errors(msgspec.msgpack.encode(structure))
+    assert isinstance(outcome(msgspec.msgpack.encode(structure)), DecodedBatch | EventDecodeError)
 
 
 @given(BATCHES)

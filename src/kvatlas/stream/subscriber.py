@@ -252,6 +252,7 @@ class ZmqEventSubscriber:
         self._connected = True
         self.counters.connections += 1
         self._steps.extend(self._tracker.connected())
+        self._report_syncing()
 
     # -- steps --
 
@@ -324,7 +325,11 @@ class ZmqEventSubscriber:
             return
         if self._tracker.is_live:
             self._report("live", f"all batches up to {self._tracker.last_seq} are delivered or reported lost")
-        elif self._config.replay_endpoint is None:
+        else:
+            self._report_syncing()
+
+    def _report_syncing(self) -> None:
+        if self._config.replay_endpoint is None:
             self._report("syncing", "no replay endpoint: the next batch tells what was missed")
         else:
             self._report("syncing", f"waiting for {self._config.replay_endpoint} to replay what was missed")
