@@ -22,7 +22,7 @@ from kvatlas.simulator.engine import EventPublisher, SimulatedEngine
 from kvatlas.simulator.fleet import SimulatedFleet
 from kvatlas.simulator.latency import LatencyModel
 from kvatlas.simulator.limits import SchedulerLimits, SchedulingPolicy
-from kvatlas.simulator.metrics import EngineMetrics, SleepState, StepStats
+from kvatlas.simulator.metrics import EngineMetrics, SleepState
 from kvatlas.simulator.metrics_page import MetricsPage
 from kvatlas.simulator.ranks import EngineRanks, PauseMode
 from kvatlas.simulator.replies import Reply, ReplySampler
@@ -32,7 +32,7 @@ from kvatlas.simulator.scheduler import Scheduler
 from kvatlas.simulator.scheduler_state import PauseState
 from kvatlas.simulator.served_engine import ServedEngine
 from kvatlas.simulator.server import VLLM_VERSION, EngineApi
-from kvatlas.simulator.step import RequestOutput, ScheduledRequest, StepPlan, StepResult
+from kvatlas.simulator.step import CacheStats, RequestOutput, ScheduledRequest, StepPlan, StepResult
 from kvatlas.simulator.streams import OutputStream
 from kvatlas.simulator.vocabulary import ReplyVocabulary
 
@@ -40,6 +40,7 @@ __all__ = [
     "EXAMPLE_SCRIPT",
     "VLLM_VERSION",
     "Blocked",
+    "CacheStats",
     "ConnectorConfig",
     "ContentNames",
     "EngineAddress",
@@ -76,7 +77,6 @@ __all__ = [
     "Step",
     "StepPlan",
     "StepResult",
-    "StepStats",
     "TokenSource",
     "TraceRequest",
     "TraceScript",

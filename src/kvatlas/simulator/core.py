@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvatlas.hashing import NO_EXTRAS, RequestExtras, VllmHasher
-from kvatlas.prefix_cache import KVCacheManager, PrefixCacheStats, Request
-from kvatlas.prefix_cache.connector import ConnectorStats, KVConnector
+from kvatlas.prefix_cache import KVCacheManager, Request
+from kvatlas.prefix_cache.connector import KVConnector
 from kvatlas.simulator.config import EngineConfig
 from kvatlas.simulator.engine_setup import cache_config, scheduler_limits
 from kvatlas.simulator.latency import LatencyModel
@@ -26,7 +26,7 @@ from kvatlas.simulator.request import EngineRequest, TokenSource
 from kvatlas.simulator.sampling import FinishReason, SamplingParams
 from kvatlas.simulator.scheduler import Scheduler
 from kvatlas.simulator.scheduler_state import PauseState
-from kvatlas.simulator.step import ScheduledRequest, StepPlan, StepResult
+from kvatlas.simulator.step import CacheStats, ScheduledRequest, StepPlan, StepResult
 
 __all__ = ["EngineCore", "Step"]
 
@@ -160,13 +160,10 @@ class EngineCore:
         """Stop scheduling, wholly or in part, or go on."""
         self._scheduler.set_pause(pause)
 
-    def take_stats(self) -> PrefixCacheStats:
-        """Lookups and hits since the last call."""
-        return self._scheduler.take_stats()
-
-    def take_connector_stats(self) -> ConnectorStats:
-        """Lookups and hits outside the device since the last call."""
-        return self._scheduler.take_connector_stats()
+    def take_stats(self) -> CacheStats:
+        """What the caches and the scheduler counted since the last call."""
+        scheduler = self._scheduler
+        return CacheStats(scheduler.take_stats(), scheduler.take_connector_stats(), scheduler.take_preemptions())
 
     def next_transfer_s(self) -> float | None:
         """When, on the connector's clock, a running transfer ends; None when none runs."""

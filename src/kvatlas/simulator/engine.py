@@ -12,7 +12,7 @@ from kvatlas.errors import KvAtlasError
 from kvatlas.events import EventBatch
 from kvatlas.hashing import NO_EXTRAS, RequestExtras
 from kvatlas.simulator.core import EngineCore, Step
-from kvatlas.simulator.metrics import EngineMetrics, StepStats
+from kvatlas.simulator.metrics import EngineMetrics
 from kvatlas.simulator.sampling import FinishReason, SamplingParams
 from kvatlas.simulator.scheduler_state import PauseState
 from kvatlas.simulator.step import RequestOutput
@@ -216,8 +216,7 @@ class SimulatedEngine:
         now_s = self._clock.monotonic_s()
         result = self._core.end_step(step, now_s)
         self._is_busy = (bool(step.plan.scheduled) and self._core.has_requests) or bool(self._running_steps)
-        stats = StepStats(self._core.take_stats(), self._core.take_connector_stats())
-        self._metrics.on_step(step.plan, result, stats, now_s)
+        self._metrics.on_step(step.plan, result, self._core.take_stats(), now_s)
         if result.events and self._publisher is not None:
             self._publisher.publish(EventBatch(self._clock.wall_s(), list(result.events)))
         for output in result.outputs:

@@ -5,20 +5,18 @@ Source: spec/vllm.md 9.1 (vLLM 0.32 `v1/metrics/loggers.py`).
 """
 
 import enum
-from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from kvatlas.prefix_cache import PrefixCacheStats
-from kvatlas.prefix_cache.connector import CACHE_HIT_SOURCES, ConnectorStats
+from kvatlas.prefix_cache.connector import CACHE_HIT_SOURCES
 from kvatlas.simulator.config import EngineConfig
 from kvatlas.simulator.metrics_page import MetricsPage
 from kvatlas.simulator.request import EngineRequest
 from kvatlas.simulator.sampling import FinishReason
 from kvatlas.simulator.scheduler import Scheduler
-from kvatlas.simulator.step import RequestOutput, StepPlan, StepResult
+from kvatlas.simulator.step import CacheStats, RequestOutput, StepPlan, StepResult
 
-__all__ = ["EngineMetrics", "SleepState", "StepStats"]
+__all__ = ["EngineMetrics", "SleepState"]
 
 _REQUEST_BUCKETS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _FIRST_TOKEN_BUCKETS_S = (
@@ -36,14 +34,6 @@ class SleepState(enum.Enum):
     AWAKE = "awake"
     WEIGHTS_OFFLOADED = "weights_offloaded"
     DISCARD_ALL = "discard_all"
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """What the caches counted in one step: local lookups, and those outside the device."""
-
-    local: PrefixCacheStats
-    external: ConnectorStats
 
 
 class EngineMetrics:
@@ -69,10 +59,10 @@ class EngineMetrics:
         """The whole page in Prometheus text format 0.0.4."""
         return self._page.exposition()
 
-    def on_step(self, plan: StepPlan, result: StepResult, stats: StepStats, now_s: float) -> None:
+    def on_step(self, plan: StepPlan, result: StepResult, stats: CacheStats, now_s: float) -> None:
         """Count one processed step."""
         self._on_lookups(stats)
-        self._preemptions.inc(len(plan.preempted))
+        self._preemptions.inc(stats.preemptions)
         if plan.scheduled:
             self._iteration_tokens.observe(plan.num_tokens)
         for request in plan.admitted:
@@ -86,7 +76,7 @@ class EngineMetrics:
         for request in result.finished:
             self.on_finished(request, now_s)
 
-    def _on_lookups(self, stats: StepStats) -> None:
+    def _on_lookups(self, stats: CacheStats) -> None:
         self._queries.inc(stats.local.queries)
         self._hits.inc(stats.local.hits)
         self._cached_by["device"].inc(stats.local.hits)

@@ -280,3 +280,8 @@ class Scheduler:
         """Lookups and hits outside the device since the last call."""
         stats, self._state.connector_stats = self._state.connector_stats, ConnectorStats()
         return stats
+
+    def take_preemptions(self) -> int:
+        """Preemptions since the last call, those of a reset included."""
+        count, self._state.num_preempted = self._state.num_preempted, 0
+        return count

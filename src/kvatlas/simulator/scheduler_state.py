@@ -38,6 +38,7 @@ class SchedulerState:
         received: ids of requests whose asynchronous load ended; they are taken up at their next turn.
         failed: those of them whose load failed.
         deferred_frees: what to call when a step's output was taken: frees blocks that the step may still write.
+        num_preempted: preemptions since somebody asked, forced ones included.
         step: number of the last planned step, `processed_step` of the last one whose output was taken.
     """
 
@@ -54,6 +55,7 @@ class SchedulerState:
     failed: set[str] = field(default_factory=set)
     deferred_frees: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
     connector_stats: ConnectorStats = field(default_factory=ConnectorStats)
+    num_preempted: int = 0
     step: int = 0
     processed_step: int = 0
 
@@ -99,6 +101,7 @@ def preempt(state: SchedulerState, request: EngineRequest, *, drop_output: bool 
     inner.status = RequestStatus.PREEMPTED
     inner.num_computed_tokens = 0
     inner.num_preemptions += 1
+    state.num_preempted += 1
     state.room.queued.put_back([request])
 
 

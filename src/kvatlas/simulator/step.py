@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from kvatlas.events import Event
-from kvatlas.prefix_cache.connector import NO_TRANSFERS, StepTransfers
+from kvatlas.prefix_cache import PrefixCacheStats
+from kvatlas.prefix_cache.connector import NO_TRANSFERS, ConnectorStats, StepTransfers
 from kvatlas.simulator.request import EngineRequest
 from kvatlas.simulator.sampling import FinishReason
 
-__all__ = ["RequestOutput", "ScheduledRequest", "StepDraft", "StepPlan", "StepResult"]
+__all__ = ["CacheStats", "RequestOutput", "ScheduledRequest", "StepDraft", "StepPlan", "StepResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +131,12 @@ class StepResult:
     outputs: tuple[RequestOutput, ...]
     finished: tuple[EngineRequest, ...]
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What was counted in one step: local lookups, those outside the device, and preemptions."""
+
+    local: PrefixCacheStats
+    external: ConnectorStats
+    preemptions: int
