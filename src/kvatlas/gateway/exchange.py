@@ -308,7 +308,7 @@ class Exchange:
     def _arm(self, limit_s: float | None) -> None:
         """Set the one deadline: `limit_s` from now, or the total limit when that is nearer.
 
-        The wheel's time may be a tick old, hence the extra tick: late by up to 0.2 s, never early.
+        The wheel's time may be a tick old, hence the extra tick: late by up to 0.3 s, never early.
         """
         context = self._context
         wheel = context.wheel

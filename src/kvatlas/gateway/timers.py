@@ -31,7 +31,7 @@ class Timer:
 class TimerWheel:
     """Holds timers in 1024 slots of 100 ms.
 
-    Guarantee: a timer fires at most one tick after its deadline if `advance` is called every tick, and never before it.
+    Guarantee: a timer never fires before its deadline, and at most two ticks after it if `advance` is called each tick.
     """
 
     __slots__ = ("_buckets", "_clock", "_start_s", "_tick", "now_s")

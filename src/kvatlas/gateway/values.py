@@ -109,7 +109,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Separate limits in seconds; each is kept to the next 0.1 s. None = no limit."""
+    """Separate limits in seconds; each is kept to within 0.3 s, never early. None = no limit."""
 
     connect_s: float = 5.0
     first_byte_s: float | None = 600.0
