@@ -92,6 +92,20 @@ def cached(response):
     return response["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+def replayed_seqs(endpoint):
+    """Sequence numbers of all batches a publisher still has, waiting for the first."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        socket.connect(endpoint)
+        seqs = []
+        while not seqs:
+            time.sleep(0.05)
+            socket.send_multipart([b"", (0).to_bytes(8, "big")])
+            while (frames := socket.recv_multipart())[2] != b"\xff" * 8:
+                seqs.append(int.from_bytes(frames[2], "big"))
+        return seqs
+
+
 def until(condition, within_s=10.0):
     """Wait for something another process does."""
     deadline = time.monotonic() + within_s
@@ -259,7 +273,7 @@ class TestRefusals:
         ],
     )
     def test_bad_requests(self, client, body, message):
-        """400 that says what is wrong."""
+        """400 that says what is wrong; of a cache_salt, scenario 70."""
         status, value = client.call("POST", COMPLETIONS, body)
         assert status == 400
         assert set(value["error"]) == {"message", "type", "param", "code"}
@@ -475,7 +489,8 @@ class TestFleet:
                 old.events_endpoint,
                 old.replay_endpoint,
             )
-            assert cached(clients[1].complete(prompt)) == 0
+            assert cached(clients[1].complete(prompt, 1)) == 0
+            assert replayed_seqs(new.replay_endpoint) == [0]  # scenario 62: a new life counts from 0
             pids = [address.pid for address in fleet.engines] + [old.pid]
         assert not any(is_alive(pid) for pid in pids)
         assert fleet.engines == ()

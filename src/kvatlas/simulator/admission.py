@@ -11,7 +11,6 @@ import enum
 from dataclasses import dataclass
 
 from kvatlas.prefix_cache import AllocationRules, RequestStatus
-from kvatlas.simulator.chunks import next_tokens
 from kvatlas.simulator.external_kv import Lookup, look_up, record_external, remaining_blocks, take_up_load
 from kvatlas.simulator.queues import WaitingQueue
 from kvatlas.simulator.request import Blocked, EngineRequest
@@ -128,7 +127,9 @@ class AdmissionPass:
             num_tokens = self._long_prefill_tokens
         if num_tokens > budget and not limits.enable_chunked_prefill:
             return None
-        num_tokens = next_tokens(self._state, request, lookup.num_computed, min(num_tokens, budget))
+        num_tokens = min(num_tokens, budget)
+        if self._state.chunk_rule is not None:
+            num_tokens = self._state.chunk_rule.next_tokens(request, lookup.num_computed, num_tokens)
         return _Chunk(num_tokens) if num_tokens else None
 
     def _is_padded(self, num_tokens: int, num_computed: int) -> bool:

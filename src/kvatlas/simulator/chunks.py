@@ -6,41 +6,16 @@ place of the prompt, and where a prefix ends that others share. Models without M
 
 from dataclasses import dataclass
 
-from kvatlas.prefix_cache import MambaSpec
+from kvatlas.prefix_cache import KVCacheConfig, MambaSpec
+from kvatlas.simulator.limits import SchedulerLimits
 from kvatlas.simulator.request import EngineRequest
-from kvatlas.simulator.scheduler_state import SchedulerState
 
-__all__ = ["next_tokens"]
-
-
-def next_tokens(state: SchedulerState, request: EngineRequest, num_computed: int, num_tokens: int) -> int:
-    """Return how many of `num_tokens` tokens after the computed ones are computed in this step; 0 = none.
-
-    Args:
-        state: the scheduler's.
-        request: whose.
-        num_computed: tokens computed, hit or loaded before the chunk.
-        num_tokens: what the budget leaves.
-
-    Source: vLLM 0.32.0 Scheduler._mamba_block_aligned_split.
-    """
-    rule = _mamba_rule(state)
-    if rule is None or num_tokens <= 0:
-        return max(num_tokens, 0)
-    inner = request.request
-    prefill_end = max(inner.num_prompt_tokens, inner.num_tokens - 1)  # outputs are replayed after a preemption
-    if num_computed >= prefill_end:
-        return num_tokens
-    end = num_computed + num_tokens
-    if end < prefill_end:
-        end = rule.aligned_end(num_computed, end)
-    stops = rule.stops(request, num_computed, end)
-    return max(min([stop for stop in stops if num_computed < stop < end], default=end) - num_computed, 0)
+__all__ = ["ChunkRule", "chunk_rule"]
 
 
 @dataclass(frozen=True, slots=True)
-class _MambaRule:
-    """What the cuts depend on.
+class ChunkRule:
+    """What the cuts of a model with Mamba layers depend on.
 
     Args:
         block_size: tokens between states kept in blocks.
@@ -56,12 +31,32 @@ class _MambaRule:
     partial_hits: bool
     most_tokens: int
 
-    def aligned_end(self, start: int, end: int) -> int:
+    def next_tokens(self, request: EngineRequest, num_computed: int, num_tokens: int) -> int:
+        """Return how many of `num_tokens` tokens after the computed ones are computed in this step; 0 = none.
+
+        Args:
+            request: whose.
+            num_computed: tokens computed, hit or loaded before the chunk.
+            num_tokens: what the budget leaves.
+
+        Source: vLLM 0.32.0 Scheduler._mamba_block_aligned_split.
+        """
+        inner = request.request
+        prefill_end = max(inner.num_prompt_tokens, inner.num_tokens - 1)  # outputs are replayed after a preemption
+        if num_computed >= prefill_end or num_tokens <= 0:
+            return num_tokens
+        end = num_computed + num_tokens
+        if end < prefill_end:
+            end = self._aligned_end(num_computed, end)
+        stops = self._stops(request, num_computed, end)
+        return max(min([stop for stop in stops if num_computed < stop < end], default=end) - num_computed, 0)
+
+    def _aligned_end(self, start: int, end: int) -> int:
         """A chunk that is not the last ends on a block boundary; inside the block if a block is too large for one."""
         aligned = end // self.block_size * self.block_size
         return aligned if aligned > start or self.block_size <= self.most_tokens else end
 
-    def stops(self, request: EngineRequest, start: int, end: int) -> list[int]:
+    def _stops(self, request: EngineRequest, start: int, end: int) -> list[int]:
         """Places a chunk must not run over; 0 and places outside the chunk do not count."""
         inner = request.request
         last_block_end = self._resumable(inner.num_tokens, self.block_size)
@@ -83,14 +78,13 @@ class _MambaRule:
         return max(0, limit // unit * unit - (unit if self.gives_up else 0))
 
 
-def _mamba_rule(state: SchedulerState) -> _MambaRule | None:
-    config = state.cache.config
+def chunk_rule(config: KVCacheConfig, limits: SchedulerLimits) -> ChunkRule | None:
+    """The rule for a model; None = chunks end anywhere."""
     specs = [group.spec for group in config.groups]
     mamba = next((spec for spec in specs if isinstance(spec, MambaSpec) and spec.mode == "align"), None)
     if mamba is None:
         return None
-    limits = state.limits
-    return _MambaRule(
+    return ChunkRule(
         block_size=mamba.block_size,
         hash_block_size=config.hash_block_size,
         gives_up=config.use_eagle,

@@ -1,6 +1,5 @@
 """The first half of a step's plan: running requests get their tokens, and blocks are found for them by preemption."""
 
-from kvatlas.simulator.chunks import next_tokens
 from kvatlas.simulator.limits import SchedulingPolicy
 from kvatlas.simulator.request import EngineRequest
 from kvatlas.simulator.scheduler_state import SchedulerState, preempt
@@ -44,15 +43,16 @@ class RunningPass:
             self._position += 1
 
     def _num_tokens(self, request: EngineRequest) -> int:
-        """What the request computes in this step; 0 = nothing, for now or because the running steps end it."""
+        """What the request computes in this step; 0 or less = nothing, for now or because the running steps end it."""
         if request.ends_with_running_steps:
             return 0
         num_tokens = request.num_lacking
         if 0 < self._long_prefill_tokens < num_tokens:
             num_tokens = self._long_prefill_tokens
-        room = self._state.limits.max_model_len - request.request.num_computed_tokens - 1
-        num_tokens = min(num_tokens, self._draft.budget, room)
-        return next_tokens(self._state, request, request.request.num_computed_tokens, num_tokens)
+        computed = request.request.num_computed_tokens
+        num_tokens = min(num_tokens, self._draft.budget, self._state.limits.max_model_len - computed - 1)
+        rule = self._state.chunk_rule
+        return num_tokens if rule is None else rule.next_tokens(request, computed, num_tokens)
 
     def _schedule(self, request: EngineRequest, num_tokens: int) -> None:
         inner = request.request

@@ -30,6 +30,7 @@ from kvatlas.prefix_cache.connector import (
     LoadFailurePolicy,
 )
 from kvatlas.simulator.admission import AdmissionPass
+from kvatlas.simulator.chunks import chunk_rule
 from kvatlas.simulator.external_kv import finish_transfers, mark_failed_loads
 from kvatlas.simulator.limits import SchedulerLimits
 from kvatlas.simulator.outputs import advance, take_outputs
@@ -53,7 +54,8 @@ class Scheduler:
     """
 
     def __init__(self, cache: KVCacheManager, limits: SchedulerLimits, connector: KVConnector | None = None) -> None:
-        self._state = SchedulerState(cache, limits, WaitingRoom(limits.policy), connector)
+        rule = chunk_rule(cache.config, limits)
+        self._state = SchedulerState(cache, limits, WaitingRoom(limits.policy), connector, rule)
         if connector is not None:
             connector.bind(cache)
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from kvatlas.prefix_cache import KVCacheManager, RequestStatus
 from kvatlas.prefix_cache.connector import ConnectorStats, KVConnector
+from kvatlas.simulator.chunks import ChunkRule
 from kvatlas.simulator.limits import SchedulerLimits
 from kvatlas.simulator.queues import WaitingRoom
 from kvatlas.simulator.request import Blocked, EngineRequest
@@ -34,6 +35,7 @@ class SchedulerState:
         running: admitted requests, first admitted first.
         room: waiting requests.
         lingering: requests that ended while something still reads or writes their blocks, by id.
+        chunk_rule: where prefills must be cut, None = anywhere.
         prefilling: requests whose prompt is not all computed or loaded; new loads leave room for the rest of them.
         received: ids of requests whose asynchronous load ended; they are taken up at their next turn.
         failed: those of them whose load failed.
@@ -46,6 +48,7 @@ class SchedulerState:
     limits: SchedulerLimits
     room: WaitingRoom
     connector: KVConnector | None = None
+    chunk_rule: ChunkRule | None = None
     pause: PauseState = PauseState.RUNNING
     running: list[EngineRequest] = field(default_factory=list)
     requests: dict[str, EngineRequest] = field(default_factory=dict)

@@ -147,7 +147,7 @@ async def test_a_dead_loop_tells_everybody(caplog):
 
 @pytest.mark.asyncio
 async def test_metrics_follow_the_work():
-    """Counters after a cold prompt of 96 tokens and the same again: scenario 65 in small."""
+    """Counters after a cold prompt of 96 tokens and the same again: scenario 65 in small, scenario 67 in its names."""
     async with Bench() as bench:
         for name in "ab":
             await collect(bench.engine.add_request(name, range(96), SamplingParams(max_tokens=3)))

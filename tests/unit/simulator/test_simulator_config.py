@@ -4,7 +4,18 @@ import msgspec
 import pytest
 
 from kvatlas.errors import ConfigError
-from kvatlas.simulator import EngineConfig, EventsConfig, LatencyConfig, SimulatedFleet, config_for_engine
+from kvatlas.simulator import (
+    ConnectorConfig,
+    EngineConfig,
+    EngineCore,
+    EventsConfig,
+    GroupConfig,
+    LatencyConfig,
+    ReplySampler,
+    SimulatedFleet,
+    SpeculativeConfig,
+    config_for_engine,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +26,10 @@ from kvatlas.simulator import EngineConfig, EventsConfig, LatencyConfig, Simulat
         ({"model": ""}, "model"),
         ({"port": 70_000}, "port"),
         ({"num_blocks": 10}, "num_blocks >= 1025"),
+        ({"data_parallel_size": 0}, "data_parallel_size"),
+        ({"max_num_queued_reqs": -1}, "max_num_queued_reqs"),
+        ({"watermark": 1.0}, "watermark"),
+        ({"model": "m", "lora_modules": {"m": "/path"}}, "adapter 'm'"),
     ],
 )
 def test_bad_engine_values(values, named):
@@ -30,9 +45,39 @@ def test_bad_latency_values(values):
         LatencyConfig(**values)
 
 
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: GroupConfig(kind="sliding_window"), "window"),
+        (lambda: SpeculativeConfig(num_tokens=-1), "num_tokens"),
+        (lambda: SpeculativeConfig(acceptance_rate=1.5), "acceptance_rate"),
+    ],
+)
+def test_bad_parts(make, named):
+    """Groups and drafts that cannot be."""
+    with pytest.raises(ConfigError, match=named):
+        make()
+
+
+def test_groups_that_cannot_work_together():
+    """What the cache refuses is refused when the engine is built, with the cache's own words."""
+    groups = (GroupConfig(kind="full_attention"), GroupConfig(kind="chunked_local_attention", window=64, block_size=8))
+    with pytest.raises(ConfigError, match="one block size"):
+        EngineCore(EngineConfig(groups=groups), ReplySampler((1,), eos_token_id=None))
+
+
 def test_config_survives_the_trip_to_the_process():
     """Encoded and decoded it is the same value; an unknown field is refused."""
-    config = EngineConfig(model="m", hash_algo="xxhash_cbor", hash_seed="0", latency=LatencyConfig(jitter=0.1))
+    config = EngineConfig(
+        model="m",
+        hash_algo="xxhash_cbor",
+        hash_seed="0",
+        latency=LatencyConfig(jitter=0.1),
+        groups=(GroupConfig(kind="sliding_window", window=64), GroupConfig(kind="full_attention")),
+        connector=ConnectorConfig(kind="host", host_blocks=9),
+        speculative=SpeculativeConfig(num_tokens=2, method="eagle"),
+        lora_modules={"a": "/a"},
+    )
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
     with pytest.raises(msgspec.ValidationError, match="blocksize"):
         msgspec.json.decode(b'{"blocksize": 16}', type=EngineConfig)
