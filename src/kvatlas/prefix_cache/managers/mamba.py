@@ -121,8 +121,9 @@ class MambaManager(SingleTypeManager):
         A state that another request caches in this very step is not computed yet. More blocks than there are makes the
         request wait for the next step.
 
-        After rejected drafts the table is longer than what is needed and the result negative, which lets another group
-        take a block too many: as in the engine, an allocation can then fail instead of being refused.
+        Two cases are undercounted, as in the engine, and let an allocation in a full pool fail instead of being
+        refused: tokens a connector brings take a state block of their own, and after rejected drafts the table is
+        longer than needed, which makes the result negative.
 
         Source: vLLM 0.32.0 MambaManager.get_num_blocks_to_allocate.
         """
@@ -161,7 +162,7 @@ class MambaManager(SingleTypeManager):
         Lookahead gets no slots: draft models have no Mamba layers, and a chunk must end where its block does.
 
         Raises:
-            PrefixCacheError: the step needs more blocks than one state, which the scheduler must not ask for.
+            PrefixCacheError: not enough free blocks, or a block is in the way that cannot be moved.
 
         Source: vLLM 0.32.0 MambaManager.allocate_new_blocks.
         """
@@ -178,11 +179,6 @@ class MambaManager(SingleTypeManager):
         before = len(table)
         self._skip_to(table, progress, required - self._num_scratch - 1, exports=exports)
         count = max(required - len(table), 0) + (partial is not None)
-        if count > self._most_new_blocks(progress, copies=partial is not None, exports=exports):
-            raise PrefixCacheError(
-                f"request {demand.request_id!r} needs {count} new Mamba blocks in one step: chunks must end on block "
-                f"boundaries ({self.block_size} tokens)"
-            )
         new = self._pool.get_new_blocks(count)
         added = table[before:]
         if partial is not None:

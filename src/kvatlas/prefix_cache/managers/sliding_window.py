@@ -93,8 +93,6 @@ class SlidingWindowManager(SingleTypeManager):
         Source: vLLM 0.32.0 SlidingWindowManager.reachable_block_mask.
         """
         alignment, interval = self._config.hit_alignment_tokens, self._config.retention_interval
-        if alignment % self.block_size:
-            return None
         need = self._blocks_in_window(drop_eagle=self.use_eagle)
         shift = int(self.use_eagle)
         mask = [False] * len(span)
