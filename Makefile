@@ -30,7 +30,7 @@ check: $(VENV_STAMP) ## lint, format, types, import floors
 	@$(BIN)/pytest -q tests/contract/test_imports.py
 
 test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 5 GB of memory)
-	@KVATLAS_REQUIRE_REAL=1 $(BIN)/pytest -q --durations=5 tests/real_engine
+	@KVATLAS_REQUIRE_REAL=1 $(BIN)/pytest -q --durations=5 -o faulthandler_timeout=0 tests/real_engine
 
 bench: $(VENV_STAMP) ## CPU time the gateway adds to a request
 	@$(BIN)/kvatlas bench gateway

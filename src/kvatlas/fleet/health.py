@@ -23,7 +23,7 @@ class _ModelCard(msgspec.Struct):
 
 
 class _ModelList(msgspec.Struct):
-    data: list[_ModelCard]
+    data: list[msgspec.Raw]
 
 
 class HealthMonitor:
@@ -51,7 +51,6 @@ class HealthMonitor:
         self._failures = failures
         self._on_block_size = on_block_size
         self._soon = asyncio.Event()
-        self._asked_models = False
         self._foreign = (0, 0)
 
     async def run(self) -> None:
@@ -85,8 +84,7 @@ class HealthMonitor:
     async def _look_around(self) -> None:
         """Models and metrics. An engine that is alive but does not give them still serves; the reason says so."""
         try:
-            if not self._asked_models:
-                await self._learn_models()
+            await self._learn_models()
             await self._scrape()
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._worker.health_reason += (
@@ -99,7 +97,6 @@ class HealthMonitor:
         worker.health_reason = reason
         if worker.failed_checks >= self._failures:
             worker.healthy = False
-            self._asked_models = False  # it may come back as another
 
     async def _status(self, path: str) -> int:
         async with self._session.get(self._worker.base_url + path, timeout=self._timeout) as response:
@@ -110,10 +107,11 @@ class HealthMonitor:
         async with self._session.get(worker.base_url + "/v1/models", timeout=self._timeout) as response:
             if response.status != 200:
                 return
-            cards = msgspec.json.decode(await response.read(), type=_ModelList).data
+            raw_cards = msgspec.json.decode(await response.read(), type=_ModelList).data
+        cards = [msgspec.json.decode(raw, type=_ModelCard) for raw in raw_cards]
+        worker.model_cards = tuple(bytes(raw) for raw in raw_cards)
         worker.models = worker.config.models or tuple(card.id for card in cards)
         worker.adapters = frozenset(card.id for card in cards if card.parent)
-        self._asked_models = True
 
     async def _scrape(self) -> None:
         async with self._session.get(self._worker.base_url + "/metrics", timeout=self._timeout) as response:

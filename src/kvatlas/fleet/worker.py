@@ -35,6 +35,8 @@ class Worker:
     trust: TrustState
     source: EventSource | None = None
     models: tuple[str, ...] = ()
+    model_cards: tuple[bytes, ...] = ()
+    """Its entries of /v1/models, JSON as it gave them."""
     adapters: frozenset[str] = frozenset()
     """Those of its models that are LoRA adapters: their name is part of what their blocks contain."""
     foreign_running: int = 0

@@ -7,7 +7,7 @@ where a request goes. That is behind the `Planner` seam, so the data path knows 
 from kvatlas.gateway.planner import FixedPlanner, Planner
 from kvatlas.gateway.server import GatewayServer, event_loop_factory
 from kvatlas.gateway.stats import GatewayStats, HistogramSnapshot, StatsSnapshot, WorkerSnapshot
-from kvatlas.gateway.values import GatewayConfig, GatewayRequest, Outcome, OutcomeKind, Plan, Target, Timeouts
+from kvatlas.gateway.values import GatewayConfig, GatewayRequest, Outcome, OutcomeKind, Plan, Reply, Target, Timeouts
 
 __all__ = [
     "FixedPlanner",
@@ -20,6 +20,7 @@ __all__ = [
     "OutcomeKind",
     "Plan",
     "Planner",
+    "Reply",
     "StatsSnapshot",
     "Target",
     "Timeouts",

@@ -26,9 +26,10 @@ from kvatlas.errors import (
 from kvatlas.gateway.attempt import Attempt, report_undispatched
 from kvatlas.gateway.context import GatewayContext
 from kvatlas.gateway.heads import RequestHead, ends_with_connection, forward_head, insert_response_headers
+from kvatlas.gateway.responses import json_response
 from kvatlas.gateway.timers import TICK_S, Timer
 from kvatlas.gateway.upstream import UpstreamConnection, WorkerSlot
-from kvatlas.gateway.values import GatewayRequest, OutcomeKind, Plan, Target
+from kvatlas.gateway.values import GatewayRequest, OutcomeKind, Plan, Reply, Target
 
 __all__ = ["Exchange", "ExchangeClient"]
 
@@ -110,6 +111,8 @@ class Exchange:
             return
         if isinstance(planned, Plan):
             self._planned(planned)
+        elif isinstance(planned, Reply):
+            self._reply(planned)
         else:
             self._arm(context.config.timeouts.first_byte_s)
             self._task = context.loop.create_task(self._wait_for_plan(planned))
@@ -123,6 +126,15 @@ class Exchange:
         else:
             self._task = None
             self._planned(plan)
+
+    def _reply(self, reply: Reply) -> None:
+        """The planner knows the answer itself."""
+        close = self._close_after or self._context.draining
+        head_only = self._request.method == "HEAD"
+        answer = json_response(reply.status, reply.body, self._request.request_id, close=close, head_only=head_only)
+        self._client.transport.write(answer)
+        self._context.stats.local += 1
+        self._finish(close=close)
 
     def _planner_failed(self, error: Exception) -> None:
         if self._done:

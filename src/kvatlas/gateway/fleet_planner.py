@@ -12,7 +12,7 @@ import aiohttp
 
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, RenderError
 from kvatlas.fleet import Fleet, Ticket, Trust, Worker
-from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Target
+from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex, WorkerMatch
 from kvatlas.rendering import EngineRenderer, LocalRenderer, ParsedRequest, RenderedPrompt, parse_request
@@ -82,7 +82,7 @@ class FleetPlanner:
         self.render_errors = 0
         self.parity_mismatches = 0
 
-    def plan(self, request: GatewayRequest) -> Plan | Awaitable[Plan]:
+    def plan(self, request: GatewayRequest) -> Plan | Reply | Awaitable[Plan]:
         """Choose workers for a request.
 
         Raises:
@@ -90,6 +90,8 @@ class FleetPlanner:
             ModelNotFound: nobody serves the model.
             NoWorkerAvailable: nobody is healthy.
         """
+        if request.path == "/v1/models" and (reply := self._all_models()) is not None:
+            return reply
         parsed = parse_request(request.path, request.body)
         workers = self._candidates(parsed.model)
         if parsed.api == "other":
@@ -212,6 +214,14 @@ class FleetPlanner:
         if model is not None and any(model in worker.adapters for worker in workers):
             extras = replace(extras, lora=Lora(model))
         return self._index.match(prompt.token_ids, extras=extras, worker_ids=[worker.worker_id for worker in workers])
+
+    def _all_models(self) -> Reply | None:
+        """The models of all healthy workers, each once; None where any one worker can answer for all."""
+        workers = self._fleet.candidates(None)
+        if len({worker.models for worker in workers}) < 2:
+            return None
+        cards = {model: card for w in workers for model, card in zip(w.models, w.model_cards, strict=False)}
+        return Reply(200, b'{"object":"list","data":[%b]}' % b",".join(cards[model] for model in sorted(cards)))
 
     def _engine_renderer(self, workers: list[Worker]) -> EngineRenderer:
         self._turn += 1

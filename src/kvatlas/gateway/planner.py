@@ -7,7 +7,7 @@ lines.
 from collections.abc import Awaitable
 from typing import Protocol
 
-from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Target
+from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 
 __all__ = ["FixedPlanner", "Planner"]
 
@@ -19,10 +19,10 @@ class Planner(Protocol):
     followed by exactly one `finished` with the same target, on every way out, so counters built on them return to zero.
     """
 
-    def plan(self, request: GatewayRequest) -> Plan | Awaitable[Plan]:
-        """Choose targets, best first. Return a `Plan` at once whenever possible: an awaitable costs a task.
+    def plan(self, request: GatewayRequest) -> Plan | Reply | Awaitable[Plan]:
+        """Choose targets, best first, or answer by a `Reply`.
 
-        A pending awaitable is cancelled when the client leaves.
+        Return a `Plan` at once whenever possible: an awaitable costs a task. A pending awaitable is cancelled when the client leaves.
 
         Raises:
             KvAtlasError: the client gets its `http_status`, `code` and message. Anything else becomes a 500.

@@ -11,7 +11,7 @@ import msgspec
 
 from kvatlas.errors import ConfigError
 
-__all__ = ["GatewayConfig", "GatewayRequest", "Outcome", "OutcomeKind", "Plan", "Target", "Timeouts"]
+__all__ = ["GatewayConfig", "GatewayRequest", "Outcome", "OutcomeKind", "Plan", "Reply", "Target", "Timeouts"]
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -88,6 +88,13 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """Request headers to add; they replace the client's of the same name."""
     body: bytes | None = None
     """Sent instead of the client's body when not None."""
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """A planner's answer to the client itself: JSON that no single worker could give."""
+
+    status: int
+    body: bytes
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

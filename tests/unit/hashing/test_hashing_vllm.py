@@ -48,9 +48,13 @@ def test_bad_token_ids(bad):
 
 
 def test_largest_token_id():
-    """2**63 - 1 is still a token id; every width below hashes."""
+    """2**63 - 1 is still a token id; every width below hashes, each to a digest of its own; one more is refused."""
     for algo in VLLM_ALGOS:
-        VllmHasher(algo, "0").hash_block(None, [0, 2**31 - 1, 2**31, 2**32, 2**63 - 1])
+        hasher = VllmHasher(algo, "0")
+        digests = {hasher.hash_block(None, [token]) for token in (0, 2**31 - 1, 2**31, 2**32, 2**63 - 1)}
+        assert len(digests) == 5
+        with pytest.raises(HashingError):
+            hasher.hash_block(None, [2**63])
 
 
 def test_unknown_algorithm_and_block_size():
