@@ -22,7 +22,8 @@ class Planner(Protocol):
     def plan(self, request: GatewayRequest) -> Plan | Reply | Awaitable[Plan]:
         """Choose targets, best first, or answer by a `Reply`.
 
-        Return a `Plan` at once whenever possible: an awaitable costs a task. A pending awaitable is cancelled when the client leaves.
+        Return a `Plan` at once whenever possible: an awaitable costs a task. A pending awaitable is cancelled when the
+        client leaves.
 
         Raises:
             KvAtlasError: the client gets its `http_status`, `code` and message. Anything else becomes a 500.
