@@ -282,6 +282,25 @@ class TestConnector:
             assert await sample(session, "prompt_tokens_by_source_total", external) == hit
             assert await sample(session, "kv_cache_usage_perc") == 0
 
+    @pytest.mark.parametrize("async_loads", [False, True])
+    @pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
+    async def test_a_load_that_fails(self, tmp_path, async_loads, policy, status):
+        """Scenarios 49 and 50 over HTTP: corrupt files are never served; by policy the request fails or computes anew."""
+        connector = ConnectorConfig(kind="disk", directory=str(tmp_path), async_loads=async_loads)
+        async with serving(connector=connector, kv_load_failure_policy=policy) as (_, session):
+            await complete(session)
+            await asyncio.sleep(0.05)
+            await post(session, "/reset_prefix_cache")
+            files = [path for path in tmp_path.rglob("*.kv") if path.is_file()]
+            assert len(files) >= 4
+            for path in files:
+                data = bytearray(path.read_bytes())
+                data[-1] ^= 1
+                path.write_bytes(data)
+            assert (await post(session, "/v1/completions", {"prompt": PROMPT, "max_tokens": 1}))[0] == status
+            assert await sample(session, "kv_cache_usage_perc") == 0
+            assert await cached(session) in ({48, 64} if policy == "recompute" else {0})
+
     async def test_reset_external(self):
         """`reset_external` forgets the tier too."""
         async with serving(connector=ConnectorConfig(kind="host")) as (_, session):

@@ -195,7 +195,13 @@ class Exchange:
         return b"" if text is None else self._shape.chunk(choice, text, output.token_ids)
 
     def _grow(self, output: RequestOutput) -> str | None:
-        """Add one step's tokens to their reply and return the new text; None when a stop string had ended the reply."""
+        """Add one step's tokens to their reply and return the new text; None when a stop string had ended the reply.
+
+        Raises:
+            KvAtlasError: the engine ended the request with an error.
+        """
+        if output.finish_reason is FinishReason.ERROR:
+            raise KvAtlasError("the engine could not load this request's KV from outside the device: send it again")
         reply = self._replies[output.request_id]
         choice = reply.choice
         if choice.finish_reason is not None:

@@ -116,6 +116,16 @@ class TestAdmission:
         stats = driver.scheduler.take_stats()
         assert (stats.requests, stats.queries, stats.hits) == (1, 24, 0)
 
+    @pytest.mark.parametrize("async_scheduling", [False, True])
+    def test_created_tokens(self, make_driver, async_scheduling):
+        """With the first output it is known how much of the prompt this request put into the cache."""
+        driver = make_driver(async_scheduling=async_scheduling)
+        first = driver.add("a", range(13), max_tokens=1)
+        driver.run()
+        second = driver.add("b", [*range(13), *range(20, 25)], max_tokens=1)
+        driver.run()
+        assert [(r.cached_tokens, r.created_tokens) for r in (first, second)] == [(0, 12), (12, 4)]
+
     def test_output_tokens_are_cache_too(self, make_driver):
         """A next turn that contains the reply finds it cached, all but its last token, which was never computed."""
         driver = make_driver()
