@@ -55,7 +55,7 @@ class BlockStored(Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     salt (str), digest of prompt embeds (bytes). `cache_salt` is SGLang's. `block_size` is in tokens, 0 for an
     offloading connector's placeholder.
 
-    Source: spec/vllm.md 8.1-8.2, spec/sglang.md 1.12.
+    Source: vLLM 0.32.0, distributed/kv_events.py; SGLang 0.5.23's events of the same names.
     """
 
     block_hashes: BlockHandles
@@ -78,7 +78,7 @@ class BlockStored(Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
 class BlockRemoved(Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """One physical copy of each listed block left the cache (another copy may remain).
 
-    Source: spec/vllm.md 8.1, 8.5.
+    Source: vLLM 0.32.0, distributed/kv_events.py.
     """
 
     block_hashes: BlockHandles
@@ -101,7 +101,7 @@ class EventBatch(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fa
     `ts` is wall-clock seconds on the engine's machine, taken when the batch was drained. Always three elements on
     the wire.
 
-    Source: spec/vllm.md 8.1-8.2.
+    Source: vLLM 0.32.0, distributed/kv_events.py.
     """
 
     ts: float

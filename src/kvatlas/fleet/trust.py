@@ -1,4 +1,4 @@
-"""How far a worker's column can be believed, and why (design D6)."""
+"""How far a worker's column can be believed, and why. docs/trust.md has the whole argument."""
 
 import enum
 from dataclasses import dataclass

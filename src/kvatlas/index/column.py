@@ -5,12 +5,11 @@ gives its tokens and its parent's key is known, whatever group that event came f
 share handles. Until then its residency is counted but matches nothing:
 
 * a store whose parent is unknown waits in the orphan pool under that parent's handle, and joins when the parent
-  appears; it is never attached to the root (design D3);
+  appears; it is never attached to the root;
 * a store whose token span is longer than its hashes (sliding-window groups skip blocks) proves no pair of hash and
   tokens.
 
-Copies count: vLLM announces every physical copy and every loss of one, so a block is gone when its count is zero
-(design D4).
+Copies count: vLLM announces every physical copy and every loss of one, so a block is gone when its count is zero.
 """
 
 import enum

@@ -10,7 +10,7 @@ __all__ = ["binds", "offset_endpoint"]
 def binds(endpoint: str) -> bool:
     """Whether an engine binds its PUB socket to `endpoint`; it connects to any other, `tcp://0.0.0.0:5557` included.
 
-    Source: spec/vllm.md 8.4.
+    Source: vLLM 0.32.0, distributed/kv_events.py.
     """
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
@@ -18,7 +18,7 @@ def binds(endpoint: str) -> bool:
 def offset_endpoint(endpoint: str, data_parallel_rank: int) -> str:
     """The endpoint of one rank: port + rank for tcp, a suffix for inproc; rank 0 and port 0 stay as they are.
 
-    Source: spec/vllm.md 8.4, section 11 number 61.
+    Source: vLLM 0.32.0, distributed/kv_events.py (offset_endpoint_port).
 
     Raises:
         ConfigError: the endpoint has no room for a rank (ipc), or no port.

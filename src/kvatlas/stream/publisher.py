@@ -18,7 +18,7 @@ from kvatlas.stream.endpoints import bind_or_connect, binds, offset_endpoint
 __all__ = ["END_OF_REPLAY", "PublisherConfig", "ZmqEventPublisher"]
 
 END_OF_REPLAY = b"\xff" * 8
-"""The sequence number (-1) of the marker that ends a replay. Source: spec/vllm.md 8.4."""
+"""The sequence number (-1) of the marker that ends a replay. Source: vLLM 0.32.0, distributed/kv_events.py."""
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
@@ -34,7 +34,7 @@ class PublisherConfig(msgspec.Struct, frozen=True):
     decides. `replay_hwm` is how many replayed batches may wait for a slow reader; above it they are dropped silently,
     as engines do.
 
-    Source: spec/vllm.md 8.4.
+    Source: vLLM 0.32.0, distributed/kv_events.py.
     """
 
     endpoint: str = "tcp://*:5557"
@@ -52,7 +52,7 @@ class ZmqEventPublisher:
 
     One thread owns both sockets and waits on both at once. `publish` may be called from any one thread.
 
-    Source: spec/vllm.md 8.4, spec/sglang.md 1.13, 1.15.
+    Source: vLLM 0.32.0, distributed/kv_events.py (ZmqEventPublisher); SGLang 0.5.23's publisher behaves alike.
 
     Raises:
         ConfigError: an endpoint is malformed, taken, or has no room for the rank.

@@ -18,7 +18,7 @@ def split_frames(frames: list[bytes]) -> tuple[int, bytes] | None:
     Counted from the end, because older engines leave out the topic frame of replayed messages. The end marker has
     number 2**64 - 1.
 
-    Source: spec/vllm.md 8.4, spec/sglang.md 1.13.
+    Source: vLLM 0.32.0, distributed/kv_events.py (ZmqEventPublisher); older SGLang leaves the topic frame out.
     """
     if len(frames) < 2 or len(frames[-2]) != 8:
         return None

@@ -40,7 +40,7 @@ def only_error(payload):
 
 
 def test_array_and_map_and_unknown_kind_in_one_batch():
-    """Both forms mix within one batch; a kind of the future is counted, not fatal (user-needs T3)."""
+    """Both forms mix within one batch; a kind of the future is counted, not fatal."""
     array = ["BlockStored", [1], None, list(range(16)), 16, None, "GPU", None]
     decoded = decode_batch(packed(array, as_map(BlockRemoved([1], "GPU")), {"type": "FutureEvent", "x": 1}))
     assert decoded.batch.events == [
@@ -80,7 +80,7 @@ def test_key_order_does_not_matter():
 
 @pytest.mark.parametrize("handle", [0, 2**64 - 1, -1, -(2**63), b"\x01" * 8, b"\x02" * 16, b"\x03" * 32])
 def test_every_form_of_hash_is_kept_as_it_came(handle):
-    """u64, signed i64 and bytes of any length pass through unchanged (user-needs T2)."""
+    """u64, signed i64 and bytes of any length pass through unchanged."""
     event = BlockStored([handle], handle, [5, 6], 2)
     assert decode_batch(encode_batch(EventBatch(1.0, [event]))).batch.events == [event]
 

@@ -181,7 +181,7 @@ def test_late_duplicates_do_nothing(tracker):
 
 
 def test_restart_seen_at_batch_zero(tracker):
-    """Batch 0 with other bytes: another life, and it applies at once (scenario 62, user-needs T9)."""
+    """Batch 0 with other bytes: another life, and it applies at once (scenario 62)."""
     steps = live(tracker, [0], life=1)
     assert steps == [NewLife("batch 0 came again with other bytes"), Apply(0, batch(0, 1))]
     assert applied(live(tracker, [1], life=1)) == [1]

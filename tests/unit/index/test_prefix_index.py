@@ -204,7 +204,7 @@ class TestHandles:
 
 class TestExtras:
     def test_lora_salt_and_image_of_one_name_are_three_things(self, index: PrefixIndex) -> None:
-        """Equal text in different dimensions never matches (user requirement R-G1)."""
+        """Equal text in different dimensions never matches."""
         index.apply("a", stored(0, 2, lora_name="x", extra_keys=[("x",), ("x",)]))
         prompt = [*TOKENS[:8], 7]
         assert hits(index, prompt)["a"] == 0

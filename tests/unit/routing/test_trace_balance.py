@@ -1,4 +1,4 @@
-"""Policies on a real conversation trace: cache hits without one worker taking all the work (R-I1).
+"""Policies on a real conversation trace: cache hits without one worker taking all the work.
 
 The model: workers with an LRU cache of 512-token blocks, filled at dispatch, and a ledger in virtual time that computes one
 prompt after another and then decodes. Nothing here waits or reads a clock.
@@ -108,7 +108,7 @@ def round_robin_hit(conversation):
 
 @pytest.mark.parametrize("speed", [0.001, 1.0, 2.0], ids=["idle fleet", "as recorded", "twice as fast"])
 def test_cost_hits_twice_as_often_as_round_robin_and_stays_level(conversation, round_robin_hit, speed):
-    """R-I1, at loads from none to more than the fleet can take."""
+    """Twice the hit rate at level work, at loads from none to more than the fleet can take."""
     hit, imbalance = replay(conversation, "cost", speed=speed)
     figures = f"hit {hit:.3f} against {round_robin_hit:.3f} of round robin, max/mean work {imbalance:.3f}"
     print(f"cost at {speed}x: {figures}")  # noqa: T201 - the figures are half the point; pytest -rP shows them
