@@ -28,7 +28,9 @@ class Gateway:
         """`/api/workers` by worker id."""
         return {worker["id"]: worker for worker in get_json(self.admin_url + "/api/workers")["workers"]}
 
-    def await_workers(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 20.0) -> dict[str, dict[str, Any]]:
+    def await_workers(
+        self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 20.0
+    ) -> dict[str, dict[str, Any]]:
         """Wait until every worker's view meets a condition; the last views otherwise stand in the error."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -43,11 +45,29 @@ class Gateway:
 @contextlib.contextmanager
 def running_gateway(log_path: Path, *arguments: str) -> Iterator[Gateway]:
     """A gateway on free ports; its log's end is in the error when it does not start."""
-    command = [sys.executable, "-m", "kvatlas", "serve", "--json", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *arguments]
-    with log_path.open("wb") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "kvatlas",
+        "serve",
+        "--json",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+        *arguments,
+    ]
+    with (
+        log_path.open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         try:
             ports = _read_ports(process, log_path)
-            yield Gateway(f"http://127.0.0.1:{ports['gateway_port']}", f"http://127.0.0.1:{ports['admin_port']}", process.pid)
+            yield Gateway(
+                f"http://127.0.0.1:{ports['gateway_port']}", f"http://127.0.0.1:{ports['admin_port']}", process.pid
+            )
         finally:
             process.terminate()
             try:
