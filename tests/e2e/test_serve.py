@@ -48,7 +48,9 @@ def _gateway(fleet: SimulatedFleet, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("serve")
     config = folder / "kvatlas.toml"
     config.write_text("max_body_bytes = 100000\nhealth_interval_s = 0.2\n")
-    with running_gateway(folder / "log", "--config", str(config), "--tokenizer", fleet.tokenizer, *worker_options(fleet)) as gateway:
+    with running_gateway(
+        folder / "log", "--config", str(config), "--tokenizer", fleet.tokenizer, *worker_options(fleet)
+    ) as gateway:
         gateway.await_workers(is_ready)
         yield gateway
 
@@ -97,10 +99,14 @@ class TestPath:
 
     def test_chat_streams_are_predicted(self, gateway: Gateway) -> None:
         """Multi-turn chat through the local template and tokenizer: every prediction equals the engine's count."""
-        load = make_conversations(ConversationSettings(conversations=4, turns=3, system_prompts=4, ramp_s=0.4, think_s=0.5), 3)
+        load = make_conversations(
+            ConversationSettings(conversations=4, turns=3, system_prompts=4, ramp_s=0.4, think_s=0.5), 3
+        )
         results = asyncio.run(hold_conversations(gateway.base_url, MODEL, load, SystemClock()))
         assert [result.error for result in results] == [None] * 12
-        assert [(r.predicted_tokens, r.cached_tokens) for r in results if r.turn and r.predicted_tokens != r.cached_tokens] == []
+        assert [
+            (r.predicted_tokens, r.cached_tokens) for r in results if r.turn and r.predicted_tokens != r.cached_tokens
+        ] == []
         assert all(result.cached_tokens for result in results if result.turn)
 
     def test_text_and_lists_of_prompts_are_rendered(self, gateway: Gateway) -> None:
@@ -109,7 +115,9 @@ class TestPath:
         complete(gateway, text, "text-1")
         settle(gateway)
         _, headers, answer = complete(gateway, text, "text-2")
-        assert int(headers["x-kvatlas-predicted-tokens"]) == answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert (
+            int(headers["x-kvatlas-predicted-tokens"]) == answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        )
         settle(gateway)
         status, headers, answer = complete(gateway, [[1, 2, 3], PROMPT], "list-1")
         assert status == 200
@@ -145,9 +153,14 @@ class TestAdmin:
         with urllib.request.urlopen(gateway.admin_url + "/metrics", timeout=10) as response:
             text = response.read().decode()
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        equal = sum(float(v) for k, v in samples.items() if k.startswith("kvatlas_predictions_total") and 'result="equal"' in k)
+        equal = sum(
+            float(v) for k, v in samples.items() if k.startswith("kvatlas_predictions_total") and 'result="equal"' in k
+        )
         assert equal >= 1
-        assert sum(float(v) for k, v in samples.items() if k.startswith("kvatlas_worker_trust") and 'trust="synced"' in k) == 2
+        assert (
+            sum(float(v) for k, v in samples.items() if k.startswith("kvatlas_worker_trust") and 'trust="synced"' in k)
+            == 2
+        )
         assert samples["kvatlas_in_flight"] == "0.0"
 
     def test_index_query_command(self, gateway: Gateway) -> None:
@@ -161,7 +174,8 @@ class TestAdmin:
         assert workers[headers["x-kvatlas-worker"]] == {"hit_tokens": 80, "trust": "synced", "tiers": {"GPU": 80}}
 
     @pytest.mark.parametrize(
-        ("path", "status", "code"), [("/api/decisions/never", 404, "decision_not_found"), ("/api/nothing", 404, "http_404")]
+        ("path", "status", "code"),
+        [("/api/decisions/never", 404, "decision_not_found"), ("/api/nothing", 404, "http_404")],
     )
     def test_errors_have_one_shape(self, gateway: Gateway, path: str, status: int, code: str) -> None:
         """Admin errors look like the gateway's."""
@@ -246,7 +260,11 @@ class TestFaults:
             complete(gateway, text, "remote-1")
             settle(gateway)
             _, headers, answer = complete(gateway, text, "remote-2")
-            assert int(headers["x-kvatlas-predicted-tokens"]) == answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+            assert (
+                int(headers["x-kvatlas-predicted-tokens"])
+                == answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                > 0
+            )
 
     @pytest.mark.parametrize("policy", ["round_robin", "random", "least_loaded", "longest_prefix"])
     def test_every_policy_serves(self, fleet: SimulatedFleet, tmp_path: Path, policy: str) -> None:
@@ -258,7 +276,9 @@ class TestFaults:
 
 
 def kvatlas(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "kvatlas", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "kvatlas", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 class TestCommandErrors:
@@ -291,7 +311,9 @@ def test_events_tail_prints_the_stream_in_order(fleet: SimulatedFleet) -> None:
     """Replay from 0, then live: the first batches of an engine are printed one event a line."""
     engine = fleet.engines[0]
     post_json(engine.base_url + "/v1/completions", {"model": MODEL, "prompt": [5, *PROMPT], "max_tokens": 1})
-    done = kvatlas("events", "tail", engine.events_endpoint, "--replay", engine.replay_endpoint, "--count", "1", "--json")
+    done = kvatlas(
+        "events", "tail", engine.events_endpoint, "--replay", engine.replay_endpoint, "--count", "1", "--json"
+    )
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     stored = [record["event"] for record in records if "event" in record]
