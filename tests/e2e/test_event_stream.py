@@ -1,6 +1,6 @@
 """Publisher and subscriber over real sockets on loopback, with engines that restart, drop, lag and speak old dialects.
 
-Numbers in docstrings are the scenarios of the vLLM specification's section 11.
+Scenario numbers are those that tests/README.md speaks of.
 """
 
 import asyncio
@@ -222,7 +222,7 @@ async def test_replay_at_connect_then_live():
 
 @pytest.mark.asyncio
 async def test_payloads_arrive_unchanged():
-    """The sink gets the very bytes that were sent, also those of a repeated full report (57)."""
+    """The sink gets the very bytes that were sent, also those of a repeated full report (scenario 57)."""
     report = EventBatch(1.0, [BlockStored([1, 2], None, [1, 2, 3, 4], 2, medium="GPU"), AllBlocksCleared()], 7)
     payloads = []
 
@@ -282,7 +282,7 @@ async def test_replies_without_a_topic_frame(raw_engine):
 
 @pytest.mark.asyncio
 async def test_restart_on_the_same_port():
-    """A restarted publisher is another life: lost, forgotten, followed from its own 0 (62)."""
+    """A restarted publisher is another life: lost, forgotten, followed from its own 0 (scenario 62)."""
     first = publisher(quiet_endpoint(), quiet_endpoint())
     for number in range(5):
         first.publish(batch(number))
@@ -561,7 +561,7 @@ def test_everything_works_under_uvloop():
 
 
 def test_live_frames(dealer):
-    """Topic, 8-byte big-endian number from 0, msgpack; a topic prefix selects (59); the rank is filled in or kept (60)."""
+    """Topic, 8-byte big-endian number from 0, msgpack; a topic prefix selects (scenario 59); the rank is filled in or kept (scenario 60)."""
     with zmq.Context.instance().socket(zmq.SUB) as sub, publisher(topic="kv-events") as engine:
         sub.connect(engine.endpoint)
         sub.setsockopt(zmq.SUBSCRIBE, b"kv")
@@ -579,7 +579,7 @@ def test_live_frames(dealer):
 
 
 def test_rank_of_the_publisher(dealer):
-    """A publisher of rank 1 listens one port up and stamps its rank (60, 61)."""
+    """A publisher of rank 1 listens one port up and stamps its rank (scenario 60, 61)."""
     ports = [int(quiet_endpoint().rpartition(":")[2]) for _ in range(2)]
     config = PublisherConfig(*(f"tcp://127.0.0.1:{port - 1}" for port in ports), bind=True)
     with ZmqEventPublisher(config, data_parallel_rank=1) as engine:
@@ -591,7 +591,7 @@ def test_rank_of_the_publisher(dealer):
 
 @pytest.mark.parametrize("start_bytes", [8, 4, 1])
 def test_replay_answers(dealer, start_bytes):
-    """Ring of 3 after 5 batches: from 0 come 2, 3, 4 and the marker; from 99 the marker only (58)."""
+    """Ring of 3 after 5 batches: from 0 come 2, 3, 4 and the marker; from 99 the marker only (scenario 58)."""
     with publisher(buffer_steps=3, topic="t") as engine:
         for number in range(5):
             engine.publish(batch(number))
@@ -605,7 +605,7 @@ def test_replay_answers(dealer, start_bytes):
 
 @pytest.mark.parametrize("frames", [[seq_bytes(0)], [b"", seq_bytes(0), b""]])
 def test_odd_replay_requests_get_no_answer(dealer, frames):
-    """Any other number of frames, a missing empty one included, is ignored (58); the next request is answered."""
+    """Any other number of frames, a missing empty one included, is ignored (scenario 58); the next request is answered."""
     with publisher() as engine:
         engine.publish(batch(0))
         assert dealer(engine.replay_endpoint, *frames, timeout_ms=150) == []
@@ -636,7 +636,7 @@ class Stalled(ZmqEventPublisher):
 
 
 def test_a_full_queue_blocks_and_drops_nothing(dealer):
-    """`publish` waits for room as engines do; every batch is sent in the end (63)."""
+    """`publish` waits for room as engines do; every batch is sent in the end (scenario 63)."""
     with Stalled(PublisherConfig(ANY_PORT, ANY_PORT, max_queue_size=2, bind=True)) as engine:
         producer = threading.Thread(target=lambda: [engine.publish(batch(n)) for n in range(8)])
         producer.start()
@@ -652,7 +652,7 @@ def test_a_full_queue_blocks_and_drops_nothing(dealer):
 
 
 def test_a_slow_subscriber_sees_a_gap_in_the_numbers():
-    """Over the high-water mark PUB drops silently for that subscriber: only the numbers tell (63)."""
+    """Over the high-water mark PUB drops silently for that subscriber: only the numbers tell (scenario 63)."""
     big = EventBatch(1.5, [BlockStored([b"\x01" * 32], None, list(range(100_000, 300_000)), 16)])
     with zmq.Context.instance().socket(zmq.SUB) as sub, publisher(hwm=1) as engine:
         sub.setsockopt(zmq.RCVHWM, 1)

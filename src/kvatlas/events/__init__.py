@@ -4,6 +4,7 @@ Sans-IO: no sockets, no clock, no asyncio live here. `kvatlas.stream` carries th
 meaning.
 """
 
+from kvatlas.events.aggregator import EventAggregator
 from kvatlas.events.codec import (
     DecodedBatch,
     DecodeLimits,
@@ -36,6 +37,7 @@ __all__ = [
     "DecodeLimits",
     "DecodedBatch",
     "Event",
+    "EventAggregator",
     "EventBatch",
     "Lost",
     "NewLife",

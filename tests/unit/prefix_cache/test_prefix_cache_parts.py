@@ -172,7 +172,7 @@ def test_pool_misuse():
 
 
 def test_masked_blocks_are_not_hashed_but_the_range_is_told():
-    """Section 8.5: all blocks masked: an event without hashes or extra keys, with all tokens of the range."""
+    """All blocks masked: an event without hashes or extra keys, with all tokens of the range."""
     pool = BlockPool(config())
     request = make_request("a", range(8))
     table = [pool.null_block, *pool.get_new_blocks(1)]

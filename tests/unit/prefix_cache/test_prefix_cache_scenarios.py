@@ -413,7 +413,7 @@ def test_57_full_report():
 
 
 def test_eviction_is_told_before_the_store_that_caused_it():
-    """Section 8.5: one removal for each block lost, in pop order, before the store of the same call."""
+    """One removal for each block lost, in pop order, before the store of the same call."""
     manager = make_manager(num_blocks=4)
     first = make_request("a", A[:12])
     admit(manager, first)
