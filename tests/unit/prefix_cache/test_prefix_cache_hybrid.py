@@ -132,6 +132,15 @@ def test_a_shorter_hit_is_given_up_once():
     assert cache.look_up(PROMPT)[0] == 20
 
 
+def test_a_hit_that_another_kind_shortened_is_given_up_anew():
+    """A group that gave up its block at a longer hit must do so again at the shorter one."""
+    draft = KVCacheGroup(WINDOW, is_eagle=True)
+    cache = Cache(FULL, draft, SlidingWindowSpec(4, 12), retention_interval=None)
+    _, first, second = cache.tables(cache.run("a", PROMPT))
+    cache.manager.evict_blocks([first[2], second[4]])
+    assert cache.look_up(PROMPT)[0] == 4
+
+
 def test_window_run_at_the_start_loses_twice():
     """A draft model's run of blocks back to the start is cut to the alignment before its end is given up."""
     eagle_window = KVCacheGroup(SlidingWindowSpec(4, 16), is_eagle=True)

@@ -68,6 +68,8 @@ def test_shorter_prefixes_stand_beside(cache, pool):
     removals = [event.block_hashes for event in pool.events.take()]
     assert removals == [[hash64(request.block_hashes[index])] for index in (3, 1, 2)]
     assert (pool.num_cached_keys, pool.digests(block)) == (0, [])
+    pool.cache_full_blocks(request, [block], range(1), 0)
+    assert pool.digests(block) == [request.block_hashes[3]]
 
 
 def test_promotion_to_a_full_block(cache, pool):
