@@ -40,8 +40,8 @@ class Coordinator(ABC):
     def num_blocks_to_allocate(self, demand: SlotDemand, hits: GroupBlocks) -> int:
         """Return how many blocks of the free queue all groups need; see the managers' method."""
         need = 0
-        for manager, blocks in zip(self.managers, hits, strict=True):
-            need += manager.num_blocks_to_allocate(demand, blocks)
+        for manager in self.managers:
+            need += manager.num_blocks_to_allocate(demand, hits[manager.group_id])
         return need
 
     def adopt_computed_blocks(self, demand: SlotDemand, hits: GroupBlocks) -> None:
@@ -53,8 +53,8 @@ class Coordinator(ABC):
         """
         if any(demand.request_id in manager.num_cached_blocks for manager in self.managers):
             return
-        for manager, blocks in zip(self.managers, hits, strict=True):
-            manager.adopt_hits(demand, blocks)
+        for manager in self.managers:
+            manager.adopt_hits(demand, hits[manager.group_id])
         if demand.computed_tokens > demand.local_tokens:
             for manager in self.managers:
                 manager.allocate_external(demand)
@@ -63,15 +63,11 @@ class Coordinator(ABC):
         """Extend each group's table by what is demanded; return the blocks added."""
         return tuple([manager.allocate_new(demand) for manager in self.managers])
 
-    def num_cacheable_tokens(self, num_tokens: int, group_id: int) -> int:
-        """Of the first `num_tokens` tokens, those whose KV is final: not those that may be prefilled again."""
-        del group_id
-        return max(0, num_tokens - self.config.num_reprefillable_tokens)
-
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Make complete blocks among the first `num_tokens` tokens findable."""
-        for group_id, manager in enumerate(self.managers):
-            manager.cache_blocks(request, self.num_cacheable_tokens(num_tokens, group_id))
+        """Make complete blocks among the first `num_tokens` tokens findable, except what may be prefilled again."""
+        final = max(0, num_tokens - self.config.num_reprefillable_tokens)
+        for manager in self.managers:
+            manager.cache_blocks(request, final)
 
     def remove_skipped(self, request_id: str, num_computed_tokens: int, num_prompt_tokens: int) -> None:
         """Free blocks that nothing attends to any more."""

@@ -16,6 +16,7 @@ from kvatlas.prefix_cache.hash_map import BlockHashMap
 from kvatlas.prefix_cache.kv_cache_config import KVCacheConfig
 from kvatlas.prefix_cache.kv_cache_spec import KVCacheSpec, MambaSpec, cdiv
 from kvatlas.prefix_cache.managers import HitSource, SingleTypeManager
+from kvatlas.prefix_cache.request import Request
 
 __all__ = ["GroupHits", "HybridCoordinator", "SpecGroup", "make_coordinator"]
 
@@ -111,17 +112,18 @@ class HybridCoordinator(Coordinator):
         first = self._spec_groups[0]
         return first.group_ids[0] if first.spec.is_full_attention else None
 
-    def num_cacheable_tokens(self, num_tokens: int, group_id: int) -> int:
-        """Tokens up to where some hit can end; for a draft model's groups one block more, to be given up.
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Make complete blocks findable up to where some hit can end; for a draft model's groups one block more.
 
         Source: vLLM 0.32.0 HybridKVCacheCoordinator.get_num_cacheable_tokens.
         """
         aligned = self._align(num_tokens)
-        manager = self.managers[group_id]
-        if not manager.use_eagle or aligned <= 0:
-            return aligned
-        final = max(0, num_tokens - self.config.num_reprefillable_tokens)
-        return min(final, self._align(final) + manager.block_size)
+        for manager in self.managers:
+            cacheable = aligned
+            if manager.use_eagle and aligned > 0:
+                final = max(0, num_tokens - self.config.num_reprefillable_tokens)
+                cacheable = min(final, self._align(final) + manager.block_size)
+            manager.cache_blocks(request, cacheable)
 
     def _align(self, num_tokens: int) -> int:
         """Round down to where hits end; with partial hits not at all, for states must be cached as they come."""

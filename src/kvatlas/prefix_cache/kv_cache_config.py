@@ -171,7 +171,7 @@ class KVCacheConfig:
         flagged = frozenset(i for i, group in enumerate(self.groups) if group.is_eagle)
         return flagged or (frozenset(range(len(self.groups))) if self.use_eagle else frozenset())
 
-    @property
+    @cached_property
     def num_reprefillable_tokens(self) -> int:
         """Last tokens that may be prefilled again and so are not cached yet."""
         return max(0, self.num_prefill_lookahead_tokens - 1)

@@ -183,7 +183,7 @@ def test_21_a_failed_allocation_changes_nothing():
 
 
 def test_22_evict_blocks_twice():
-    """Scenario 22: one removal; the block, still used, later goes to the front of the queue, never re-cached."""
+    """Scenario 22, rough edge 21: one removal; the block, still used, is not cached again and later goes to the queue's front."""
     manager = make_manager()
     request = make_request("a", A)
     admit(manager, request)
@@ -246,7 +246,7 @@ def test_25_touch():
 
 
 def test_26_usage_is_load_not_fill():
-    """Scenario 26: after all requests end usage is 0 though the cache is warm."""
+    """Scenario 26, rough edge 24: after all requests end usage is 0 though the cache is warm: it is load, not fill."""
     manager = make_manager()
     request = make_request("a", A)
     admit(manager, request)
@@ -303,7 +303,7 @@ def test_29_chunked_prefill():
 
 
 def test_30_preempted_and_resumed():
-    """Scenario 30: 13 + 3 tokens hit 12 of 16 on resumption, counted apart from first admissions."""
+    """Scenario 30, rough edge 22: 13 + 3 tokens hit 12 of 16 on resumption, counted apart from first admissions."""
     manager = make_manager()
     request = make_request("a", A)
     admit(manager, request)

@@ -64,6 +64,9 @@ class FullAttentionManager(SingleTypeManager):
                 return (index + 1 - first) * hash_block_size
         return 0
 
+    def remove_skipped(self, request_id: str, num_computed_tokens: int, num_prompt_tokens: int) -> None:
+        """Do nothing: every token is attended to until the end."""
+
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Cache complete blocks, then the end of the prompt where it does not fill its block."""
         super().cache_blocks(request, num_tokens)
