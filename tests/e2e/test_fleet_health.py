@@ -125,6 +125,64 @@ async def test_failures_in_a_row_take_a_worker_out_and_one_success_brings_it_bac
         assert fleet.candidates("m") == [worker]
 
 
+async def test_metrics_page_that_comes_in_pieces_is_read_whole() -> None:
+    """Real pages are large: what arrives late counts as well."""
+    engine = Engine("m")
+
+    async def in_pieces(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"# HELP first piece\n")
+        await asyncio.sleep(0.05)
+        await response.write(b'vllm:num_requests_running{engine="0"} 42.0\n' + engine.metrics.encode())
+        return response
+
+    engine.metrics_page = in_pieces  # type: ignore[method-assign]
+    async with running(engine), fleet_of(engine, interval_s=30.0) as (fleet, index):
+        assert fleet.workers[0].gauges.running_requests == 42
+        assert index.block_size(fleet.workers[0].worker_id) == 32
+
+
+async def test_a_check_that_fails_in_itself_is_a_failed_check_and_is_repeated() -> None:
+    """No answer of an engine ends its monitor: it is unhealthy, then healthy again."""
+    engine = Engine("m")
+    async with running(engine), fleet_of(engine) as (fleet, _):
+        (worker,) = fleet.workers
+        monitor = fleet._running[worker.worker_id].monitor
+        good, monitor.check = monitor.check, _stumble  # type: ignore[method-assign]
+        await until(lambda: not worker.healthy)
+        assert "stumbled" in worker.health_reason
+        monitor.check = good  # type: ignore[method-assign]
+        await until(lambda: worker.healthy)
+
+
+async def _stumble() -> None:
+    raise RuntimeError("stumbled")
+
+
+async def test_model_whose_engines_are_down_is_503() -> None:
+    """A model that exists is not "not found": clients retry a 503."""
+    down, up = Engine("a"), Engine("b")
+    async with running(down, up), fleet_of(down, up) as (fleet, index), aiohttp.ClientSession() as session:
+        down.status = 500
+        await until(lambda: len(fleet.candidates(None)) == 1)
+        with pytest.raises(NoWorkerAvailable, match="answered 500"):
+            make_planner(fleet, index, session).plan(completion("a"))
+
+
+async def test_ranks_of_one_url_are_told_apart_and_pinned() -> None:
+    """Each rank is a worker with its header, rank 0 too; one URL twice without ranks is refused."""
+    engine = Engine("m")
+    async with running(engine), fleet_of() as (fleet, index), aiohttp.ClientSession() as session:
+        for rank in (0, 1):
+            fleet.add(WorkerConfig(url=engine.url, rank=rank))
+        await until(lambda: len(fleet.candidates("m")) == 2)
+        headers = {target.headers for target in make_planner(fleet, index, session).plan(completion("m")).targets}
+        assert headers == {((b"X-data-parallel-rank", b"0"),), ((b"X-data-parallel-rank", b"1"),)}
+        with pytest.raises(ConfigError, match="give rank="):
+            fleet.add(WorkerConfig(url=engine.url))
+
+
 async def test_engine_without_metrics_or_models_still_serves() -> None:
     """Alive is alive: what cannot be read is named in the reason, and such a worker takes any model."""
     engine = Engine()

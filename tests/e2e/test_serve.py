@@ -1,6 +1,7 @@
 """`kvatlas serve` over simulated engines, as separate processes: the whole path of a request, and what bad input gets."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -143,6 +144,68 @@ class TestPath:
         status, _, tokens = post_json(gateway.base_url + "/tokenize", {"model": MODEL, "prompt": "hello"})
         assert status == 200
         assert tokens["count"] == len(tokens["tokens"]) > 0
+
+
+class TestPromises:
+    @pytest.mark.parametrize(
+        ("fields", "promise"),
+        [
+            ({"n": 2}, None),
+            ({"kv_transfer_params": {"do_remote_prefill": True}}, None),
+            ({"truncate_prompt_tokens": 40}, None),
+            ({"prompt_logprobs": 1}, "0"),
+        ],
+    )
+    def test_only_what_can_be_kept_is_promised(self, gateway: Gateway, fields: dict, promise: str | None) -> None:
+        """On a warm prompt: requests that skip the cache get 0, those nobody can foretell get no promise at all."""
+        prompt = [13, *PROMPT]
+        complete(gateway, prompt, "promise-warm")
+        settle(gateway)
+        _, headers, _ = complete(gateway, prompt, "promise-1", **fields)
+        assert headers.get("x-kvatlas-predicted-tokens") == promise
+
+    def test_several_prompts_are_not_promised(self, gateway: Gateway) -> None:
+        """Prompts of one request hit each other's blocks."""
+        _, headers, _ = complete(gateway, [[15, *PROMPT], [15, *PROMPT, 1]], "promise-2")
+        assert "x-kvatlas-predicted-tokens" not in headers
+        assert get_json(gateway.admin_url + "/api/decisions/promise-2")["predicted_tokens"] is None
+
+    def test_report_mode_is_taken_out(self, gateway: Gateway) -> None:
+        """A client's kv_cache_report_mode would make copy counts drift: no block is announced twice for it."""
+        prompt = [17, *PROMPT]
+        complete(gateway, prompt, "report-1")
+        settle(gateway)
+        before = sum(view["index"]["stored_blocks"] for view in gateway.workers().values())
+        status, _, answer = complete(gateway, prompt, "report-2", vllm_xargs={"kv_cache_report_mode": "full"})
+        settle(gateway)
+        after = sum(view["index"]["stored_blocks"] for view in gateway.workers().values())
+        assert status == 200
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 80
+        assert after == before
+
+    def test_what_cannot_be_tokenised_measures_no_speed(self, gateway: Gateway) -> None:
+        """A large body of unknown length is load for a moment, and no proof of a fast engine."""
+        before = [view["load"]["prefill_tokens_per_s"] for view in gateway.workers().values()]
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 80_000}}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": [image]}], "stream": True, "max_tokens": 2}
+        request = urllib.request.Request(
+            gateway.base_url + "/v1/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=30) as response:
+            response.read()
+        after = [view["load"]["prefill_tokens_per_s"] for view in gateway.workers().values()]
+        assert max(after) <= 1.5 * max(before)
+
+    def test_large_token_id_bodies_are_served(self, fleet: SimulatedFleet, tmp_path: Path) -> None:
+        """A body that is read in a thread is planned like any other; here the engine refuses it by its length."""
+        with running_gateway(tmp_path / "log", *worker_options(fleet)) as gateway:
+            gateway.await_workers(is_ready)
+            status, headers, answer = complete(gateway, [100] * 100_000, "large-1")
+            assert status == 400
+            assert "4096" in answer["error"]["message"]
+            assert headers["x-kvatlas-worker"]
 
 
 class TestAdmin:

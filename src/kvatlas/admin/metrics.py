@@ -49,6 +49,12 @@ METRICS = (
         "Responses whose usage.prompt_tokens differs from our own token count.",
     ),
     MetricInfo(
+        "kvatlas_planner_faults_total",
+        "counter",
+        (),
+        "Requests answered 500 because planning failed: a bug, see the log.",
+    ),
+    MetricInfo(
         "kvatlas_worker_responses_total",
         "counter",
         ("worker", "status_class"),
@@ -92,6 +98,21 @@ METRICS = (
         "kvatlas_index_orphan_blocks", "gauge", ("worker",), "Blocks that wait for a parent nobody has announced."
     ),
     MetricInfo(
+        "kvatlas_index_unkeyed_blocks",
+        "gauge",
+        ("worker",),
+        "Resident blocks of unknown content: no promises while above 0.",
+    ),
+    MetricInfo(
+        "kvatlas_index_unpaired_blocks_total",
+        "counter",
+        ("worker",),
+        "Stored hashes whose content the event did not prove.",
+    ),
+    MetricInfo(
+        "kvatlas_index_dropped_orphan_blocks_total", "counter", ("worker",), "Orphans given up because too many waited."
+    ),
+    MetricInfo(
         "kvatlas_index_unknown_removals_total",
         "counter",
         ("worker",),
@@ -105,6 +126,18 @@ METRICS = (
     MetricInfo("kvatlas_events_unknown_total", "counter", ("worker",), "Events of kinds this release does not know."),
     MetricInfo("kvatlas_events_gaps_total", "counter", ("worker",), "Losses that replay could not mend."),
     MetricInfo("kvatlas_events_lives_total", "counter", ("worker",), "Publisher lives seen."),
+    MetricInfo(
+        "kvatlas_events_foreign_total",
+        "counter",
+        ("worker",),
+        "Batches of another data-parallel rank: a wiring mistake.",
+    ),
+    MetricInfo("kvatlas_stream_replays_total", "counter", ("worker",), "Replays asked for."),
+    MetricInfo(
+        "kvatlas_stream_failed_replays_total", "counter", ("worker",), "Replays that were not answered in time."
+    ),
+    MetricInfo("kvatlas_stream_bad_messages_total", "counter", ("worker",), "ZMQ messages that are no event batch."),
+    MetricInfo("kvatlas_stream_connections_total", "counter", ("worker",), "Connections made to the event stream."),
     MetricInfo(
         "kvatlas_predictions_total",
         "counter",
@@ -170,6 +203,7 @@ class MetricsCollector(Collector):
             "kvatlas_refused_total": lambda: [((code,), n) for code, n in gateway.refused_by_code.items()],
             "kvatlas_render_errors_total": one(planner.render_errors),
             "kvatlas_parity_mismatches_total": one(planner.parity_mismatches),
+            "kvatlas_planner_faults_total": one(gateway.planner_faults),
             "kvatlas_worker_responses_total": lambda: [
                 ((worker_id, f"{status_class}xx" if status_class else "none"), n)
                 for worker_id, w in gateway.workers.items()
@@ -203,8 +237,14 @@ class MetricsCollector(Collector):
         def stream(name: str) -> Callable[[], _Samples]:
             return each(lambda w: getattr(stats(w), name, 0))
 
+        def connection(name: str) -> Callable[[], _Samples]:
+            return each(lambda w: getattr(w.stream, name, 0))
+
         index = self._index
         return {
+            "kvatlas_index_unpaired_blocks_total": each(lambda w: index.stats(w.worker_id).unpaired_blocks),
+            "kvatlas_index_dropped_orphan_blocks_total": each(lambda w: index.stats(w.worker_id).dropped_orphan_blocks),
+            "kvatlas_index_unkeyed_blocks": each(lambda w: index.stats(w.worker_id).unkeyed_now),
             "kvatlas_index_resident_blocks": each(lambda w: index.stats(w.worker_id).resident_now),
             "kvatlas_index_orphan_blocks": each(lambda w: index.stats(w.worker_id).orphans_now),
             "kvatlas_index_unknown_removals_total": each(lambda w: index.stats(w.worker_id).unknown_removals),
@@ -218,6 +258,11 @@ class MetricsCollector(Collector):
             "kvatlas_events_unknown_total": stream("unknown_events"),
             "kvatlas_events_gaps_total": stream("gaps"),
             "kvatlas_events_lives_total": stream("lives"),
+            "kvatlas_events_foreign_total": stream("foreign_batches"),
+            "kvatlas_stream_replays_total": connection("replays"),
+            "kvatlas_stream_failed_replays_total": connection("failed_replays"),
+            "kvatlas_stream_bad_messages_total": connection("bad_messages"),
+            "kvatlas_stream_connections_total": connection("connections"),
             "kvatlas_predictions_total": lambda: [
                 ((w.worker_id, result), getattr(w.audit, result))
                 for w in self._fleet.workers

@@ -71,7 +71,7 @@ class WorkerView(msgspec.Struct):
 
     id: str
     url: str
-    rank: int
+    rank: int | None
     models: tuple[str, ...]
     healthy: bool
     health_reason: str

@@ -1,5 +1,6 @@
 """The whole gateway in one process: built from its configuration, started, drained and stopped in order."""
 
+import secrets
 from dataclasses import dataclass
 
 import aiohttp
@@ -44,8 +45,9 @@ class Service:
         self._renderers = {
             model: LocalRenderer.load(source, clock=self._clock) for model, source in config.tokenizers.items()
         }
-        self._policy = make_policy(config.policy, seed=config.seed or 0)
-        self._index = PrefixIndex(BlockKeyHasher(config.seed))
+        seed = secrets.randbits(63) if config.seed is None else config.seed
+        self._policy = make_policy(config.policy, seed=seed)
+        self._index = PrefixIndex(BlockKeyHasher(seed))
         self._fleet = Fleet(config, self._index, self._clock)
         self._session: aiohttp.ClientSession | None = None
         self._server: GatewayServer | None = None
@@ -59,7 +61,7 @@ class Service:
         """
         config = self._config
         await self._fleet.start()
-        self._session = aiohttp.ClientSession()
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         log = DecisionLog(config.decision_log_size)
         planner = FleetPlanner(
             self._fleet,

@@ -15,6 +15,7 @@ _WORKER_FORM = (
     "URL[,events=tcp://HOST:PORT][,replay=tcp://HOST:PORT][,topic=T][,rank=N]"
     "[,block_size=N][,copy_mode=count|set][,model=NAME]"
 )
+_MAX_PORT = 65_535
 _ENDINGS = (".toml", ".yaml", ".yml", ".json")
 _HTTP_URL = re.compile(r"^http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[^\s?#]*)?$")
 _ZMQ_URL = re.compile(r"^(tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}|ipc://.+|inproc://.+)$")
@@ -68,6 +69,8 @@ def parse_worker(text: str) -> WorkerConfig:
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise ConfigError(f"--worker {text!r}: the part {part!r} is not NAME=VALUE; expected {_WORKER_FORM}")
+        if name == "url":
+            raise ConfigError(f"--worker {text!r}: the URL comes first and without a name; expected {_WORKER_FORM}")
         if name == "model":
             fields["models"] = (*fields.get("models", ()), value)
         elif name in fields:
@@ -88,7 +91,7 @@ def check_worker(worker: WorkerConfig) -> None:
     Raises:
         ConfigError: names the address, the form expected and what to do.
     """
-    if not _HTTP_URL.match(worker.url):
+    if not _HTTP_URL.match(worker.url) or not _port_fits(worker.url):
         raise ConfigError(
             f"worker URL {worker.url!r} cannot be used: expected http://HOST[:PORT][/PATH], e.g. http://10.0.0.5:8000"
         )
@@ -100,9 +103,15 @@ def check_worker(worker: WorkerConfig) -> None:
                 f"{name} endpoint {endpoint!r} of {worker.url} is where the engine binds: "
                 "give the host to connect to instead"
             )
-        if not _ZMQ_URL.match(endpoint):
+        if not _ZMQ_URL.match(endpoint) or not _port_fits(endpoint):
             raise ConfigError(f"{name} endpoint {endpoint!r} of {worker.url} cannot be used: expected tcp://HOST:PORT")
     if worker.replay is not None and worker.events is None:
         raise ConfigError(
             f"worker {worker.url} has a replay endpoint but no events endpoint: give events=tcp://HOST:PORT too"
         )
+
+
+def _port_fits(endpoint: str) -> bool:
+    """Whether the port, if there is one, is 1..65535."""
+    port = re.search(r":(\d{1,5})(?:/|$)", endpoint.partition("://")[2])
+    return port is None or 1 <= int(port[1]) <= _MAX_PORT

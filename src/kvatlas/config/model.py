@@ -34,12 +34,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     topic: Annotated[str, _doc("Prefix of the event topics to subscribe to; empty takes all.")] = ""
     rank: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Data-parallel rank behind this URL. Sent to the engine as X-data-parallel-rank when above 0.",
+        Annotated[int, Meta(ge=0)] | None,
+        _doc(
+            "Data-parallel rank, for a URL that serves several: give each rank as a worker of its own. "
+            "Sent to the engine as X-data-parallel-rank."
         ),
-    ] = 0
+    ] = None
     block_size: Annotated[
         PositiveInt | None, _doc("Tokens per KV block. Learnt from the engine's metrics or its events when not given.")
     ] = None

@@ -1,7 +1,6 @@
 """All workers, their streams and their health checks: started, watched and stopped together."""
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 
 import aiohttp
@@ -89,13 +88,13 @@ class Fleet:
         if self._session is None:
             raise IndexStateError("the fleet is not running: await start() before adding workers")
         worker_id = worker_id_of(config)
-        if worker_id in self._workers:
-            raise ConfigError(f"worker {worker_id} is given twice: each URL and rank may be named once")
+        self._check_distinct(worker_id, config)
         host, port, base_path = split_url(config.url)
         self._index.add_worker(worker_id, block_size=config.block_size, copy_mode=CopyMode(config.copy_mode))
         speed = PrefillSpeed(self._clock, self._speed)
         load = LoadLedger(self._clock, speed, decode_step_s=self._config.decode_step_s)
-        worker = Worker(worker_id, config, host, port, base_path, load, TrustState(), models=config.models)
+        trust = TrustState(since_s=self._clock.monotonic_s())
+        worker = Worker(worker_id, config, host, port, base_path, load, trust, models=config.models)
         self._workers[worker_id] = worker
         monitor = HealthMonitor(
             worker,
@@ -138,16 +137,27 @@ class Fleet:
         if self._session is not None:
             await self._session.close()
 
+    def _check_distinct(self, worker_id: str, config: WorkerConfig) -> None:
+        if worker_id in self._workers:
+            raise ConfigError(f"worker {worker_id} is given twice: each URL and rank may be named once")
+        for other in self._workers.values():
+            if other.config.url == config.url and (other.config.rank is None or config.rank is None):
+                raise ConfigError(f"{config.url} is given several times: give rank= with each of them")
+            if config.events is not None and other.config.events == config.events:
+                raise ConfigError(f"events endpoint {config.events} is given for {other.worker_id} and for {worker_id}")
+
     def _subscribe(self, worker: Worker) -> ZmqEventSubscriber | None:
         config = worker.config
         if config.events is None:
             return None
-        worker.source = EventSource(worker.worker_id, self._index, worker.trust, self._clock)
-        return ZmqEventSubscriber(
+        worker.source = EventSource(worker.worker_id, self._index, worker.trust, self._clock, rank=config.rank)
+        subscriber = ZmqEventSubscriber(
             SubscriberConfig(endpoint=config.events, replay_endpoint=config.replay, topic=config.topic),
             worker.source,
             self._clock,
         )
+        worker.stream = subscriber.counters
+        return subscriber
 
 
 async def _stop(running: _Running) -> None:
@@ -155,6 +165,4 @@ async def _stop(running: _Running) -> None:
         running.subscriber.close()
     for task in running.tasks:
         task.cancel()
-    for task in running.tasks:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    await asyncio.gather(*running.tasks, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import Callable
 
@@ -56,7 +57,10 @@ class HealthMonitor:
     async def run(self) -> None:
         """Check for ever. Cancel to stop."""
         while True:
-            await self.check()
+            try:
+                await self.check()
+            except Exception as error:  # noqa: BLE001 - whatever an engine answers, its health is looked at again
+                self._failed(f"the check itself failed: {error!r}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._soon.wait(), self._interval_s)
             self._soon.clear()
@@ -86,7 +90,7 @@ class HealthMonitor:
         try:
             await self._learn_models()
             await self._scrape()
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._worker.health_reason += (
                 f", but its models or metrics cannot be read ({type(error).__name__}: {error})"
             )
@@ -109,7 +113,7 @@ class HealthMonitor:
                 return
             raw_cards = msgspec.json.decode(await response.read(), type=_ModelList).data
         cards = [msgspec.json.decode(raw, type=_ModelCard) for raw in raw_cards]
-        worker.model_cards = tuple(bytes(raw) for raw in raw_cards)
+        worker.model_cards = {card.id: bytes(raw) for card, raw in zip(cards, raw_cards, strict=True)}
         worker.models = worker.config.models or tuple(card.id for card in cards)
         worker.adapters = frozenset(card.id for card in cards if card.parent)
 
@@ -117,8 +121,12 @@ class HealthMonitor:
         async with self._session.get(self._worker.base_url + "/metrics", timeout=self._timeout) as response:
             if response.status != 200:
                 return
-            raw = await response.content.read(_MAX_METRICS_BYTES)
-        block_size = parse_gauges(raw.decode(), self._worker.config.rank, self._worker.gauges)
+            page = bytearray()
+            async for chunk in response.content.iter_any():
+                page += chunk
+                if len(page) > _MAX_METRICS_BYTES:
+                    raise ValueError(f"/metrics is over {_MAX_METRICS_BYTES} bytes")
+        block_size = parse_gauges(page.decode(), self._worker.config.rank or 0, self._worker.gauges)
         self._reckon_foreign()
         if block_size is not None:
             self._on_block_size(self._worker.worker_id, block_size)
@@ -156,11 +164,20 @@ def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:
             block_size = _whole(labels.get("block_size"))
             gauges.num_blocks = _whole(labels.get("num_gpu_blocks"))
         else:
-            totals[name] = totals.get(name, 0.0) + float(value)
+            totals[name] = totals.get(name, 0.0) + _finite(value)
     gauges.running_requests = int(totals.get("vllm:num_requests_running", 0))
     gauges.waiting_requests = int(totals.get("vllm:num_requests_waiting", 0))
     gauges.kv_usage = totals.get("vllm:kv_cache_usage_perc", totals.get("vllm:gpu_cache_usage_perc", 0.0))
     return block_size
+
+
+def _finite(text: str) -> float:
+    """A sample's value; 0 for what is no finite number, so that one odd sample spoils no page."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 def _whole(text: str | None) -> int | None:

@@ -21,6 +21,7 @@ class Ticket:
     uncached_tokens: int
     queued_before_tokens: int
     sent_s: float
+    measurable: bool
 
 
 class LoadLedger:
@@ -71,8 +72,13 @@ class LoadLedger:
         drained = (self._clock.monotonic_s() - self._draining_since_s) * self._speed.tokens_per_s
         return max(0, round(sum(self._prefills.values()) - drained))
 
-    def dispatch(self, uncached_tokens: int) -> Ticket:
-        """Count a request at the moment it is sent. Pair every ticket with one `finish`."""
+    def dispatch(self, uncached_tokens: int, *, measurable: bool = True) -> Ticket:
+        """Count a request at the moment it is sent. Pair every ticket with one `finish`.
+
+        Args:
+            uncached_tokens: prompt tokens to compute.
+            measurable: whether that number is known well enough to measure the prefill speed with it.
+        """
         now_s = self._clock.monotonic_s()
         queued = self.queued_prefill_tokens
         if not queued:
@@ -80,7 +86,7 @@ class LoadLedger:
             self._draining_since_s = now_s
         self.requests_total += 1
         self.uncached_tokens_total += uncached_tokens
-        ticket = Ticket(self.requests_total, uncached_tokens, queued, now_s)
+        ticket = Ticket(self.requests_total, uncached_tokens, queued, now_s, measurable)
         self._in_flight.add(ticket.number)
         self._prefills[ticket.number] = uncached_tokens
         return ticket
@@ -88,7 +94,8 @@ class LoadLedger:
     def first_token(self, ticket: Ticket) -> None:
         """A stream's first token came: its prefill, and all before it, are done. Also measures the prefill speed."""
         now_s = self._clock.monotonic_s()
-        self._speed.measure(ticket.uncached_tokens + ticket.queued_before_tokens, now_s - ticket.sent_s)
+        if ticket.measurable:
+            self._speed.measure(ticket.uncached_tokens + ticket.queued_before_tokens, now_s - ticket.sent_s)
         done = [number for number in self._prefills if number <= ticket.number]
         for number in done:
             del self._prefills[number]
@@ -98,4 +105,13 @@ class LoadLedger:
     def finish(self, ticket: Ticket) -> None:
         """A request ended, in whatever way. Repeating it changes nothing."""
         self._in_flight.discard(ticket.number)
-        self._prefills.pop(ticket.number, None)
+        tokens = self._prefills.pop(ticket.number, None)
+        if tokens is None:
+            return
+        # What has drained so far was partly this request's: it must not be taken off the others once more.
+        now_s = self._clock.monotonic_s()
+        speed = self._speed.tokens_per_s
+        drained = (now_s - self._draining_since_s) * speed
+        before = sum(other for number, other in self._prefills.items() if number < ticket.number)
+        consumed = min(float(tokens), max(0.0, drained - before))
+        self._draining_since_s = min(now_s, self._draining_since_s + consumed / speed)

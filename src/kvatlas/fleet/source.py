@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvatlas.clock import Clock
 from kvatlas.errors import EventDecodeError
-from kvatlas.events import AllBlocksCleared, decode_batch
+from kvatlas.events import AllBlocksCleared, Event, decode_batch
 from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.index import PrefixIndex
 from kvatlas.stream import StreamStatus
@@ -25,6 +25,8 @@ class SourceStats:
     malformed_batches: int = 0
     malformed_events: int = 0
     unknown_events: int = 0
+    foreign_batches: int = 0
+    """Batches of another data-parallel rank: not applied."""
     gaps: int = 0
     lives: int = 0
     last_seq: int = -1
@@ -37,16 +39,20 @@ class EventSource:
 
     Args:
         worker_id: a worker that the index knows.
+        rank: the data-parallel rank whose batches count; None takes the rank of the first batch that names one.
         trust: the state to keep; shared with whoever shows it.
     """
 
-    __slots__ = ("_clock", "_index", "_lossy", "_worker_id", "stats", "trust")
+    __slots__ = ("_clock", "_index", "_lossy", "_rank", "_worker_id", "stats", "trust")
 
-    def __init__(self, worker_id: str, index: PrefixIndex, trust: TrustState, clock: Clock) -> None:
+    def __init__(
+        self, worker_id: str, index: PrefixIndex, trust: TrustState, clock: Clock, *, rank: int | None = None
+    ) -> None:
         self._worker_id = worker_id
         self._index = index
         self._clock = clock
         self._lossy: str | None = None
+        self._rank = rank
         self.trust = trust
         self.stats = SourceStats()
 
@@ -69,17 +75,38 @@ class EventSource:
             self.stats.malformed_batches += 1
             self._lose(f"batch {seq} could not be read: {error.message}")
             return
+        if self._is_foreign(seq, decoded.batch.data_parallel_rank):
+            return
         for event in decoded.batch.events:
-            self.stats.events += 1
-            self._index.apply(self._worker_id, event)
-            if isinstance(event, AllBlocksCleared):
-                self._known_empty(seq)
+            self._apply(seq, event)
         self.stats.unknown_events += decoded.unknown_events
         if decoded.malformed:
             self.stats.malformed_events += len(decoded.malformed)
             self._lose(
                 f"batch {seq} held {len(decoded.malformed)} malformed events, first: {decoded.malformed[0].message}"
             )
+
+    def _is_foreign(self, seq: int, rank: int | None) -> bool:
+        if rank is None:
+            return False
+        if self._rank is None:
+            self._rank = rank
+        if rank == self._rank:
+            return False
+        self.stats.foreign_batches += 1
+        self._lose(f"batch {seq} is of data-parallel rank {rank}, this worker is rank {self._rank}: check events=")
+        return True
+
+    def _apply(self, seq: int, event: Event) -> None:
+        try:
+            self._index.apply(self._worker_id, event)
+        except Exception as error:  # noqa: BLE001 - one event that cannot be applied must not lose its batch
+            self.stats.malformed_events += 1
+            self._lose(f"an event of batch {seq} could not be applied: {error!r}")
+            return
+        self.stats.events += 1
+        if isinstance(event, AllBlocksCleared):
+            self._known_empty(seq)
 
     def on_gap(self, first_seq: int, last_seq: int | None) -> None:
         """Batches that nobody can return."""

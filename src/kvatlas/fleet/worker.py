@@ -8,6 +8,7 @@ from kvatlas.fleet.audit import PredictionAudit
 from kvatlas.fleet.load import LoadLedger
 from kvatlas.fleet.source import EventSource
 from kvatlas.fleet.trust import TrustState
+from kvatlas.stream import StreamCounters
 
 __all__ = ["EngineGauges", "Worker", "worker_id_of"]
 
@@ -35,8 +36,10 @@ class Worker:
     trust: TrustState
     source: EventSource | None = None
     models: tuple[str, ...] = ()
-    model_cards: tuple[bytes, ...] = ()
-    """Its entries of /v1/models, JSON as it gave them."""
+    model_cards: dict[str, bytes] = field(default_factory=dict)
+    """Its entries of /v1/models by name, JSON as it gave them."""
+    stream: StreamCounters | None = None
+    """What its subscriber counts."""
     adapters: frozenset[str] = frozenset()
     """Those of its models that are LoRA adapters: their name is part of what their blocks contain."""
     foreign_running: int = 0
@@ -59,9 +62,9 @@ class Worker:
 
 
 def worker_id_of(config: WorkerConfig) -> str:
-    """`host:port`, with the path and `#rank` where they are needed to tell workers apart."""
+    """`host:port`, with the path if there is one, and `#rank` if a rank is configured."""
     host, port, path = split_url(config.url)
-    rank = f"#{config.rank}" if config.rank else ""
+    rank = "" if config.rank is None else f"#{config.rank}"
     return f"{host}:{port}{path}{rank}"
 
 

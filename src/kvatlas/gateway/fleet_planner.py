@@ -9,13 +9,21 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
 import aiohttp
+import msgspec
 
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, RenderError
-from kvatlas.fleet import Fleet, Ticket, Trust, Worker
+from kvatlas.fleet import Fleet, LoadLedger, Ticket, Trust, Worker
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex, WorkerMatch
-from kvatlas.rendering import EngineRenderer, LocalRenderer, ParsedRequest, RenderedPrompt, parse_request
+from kvatlas.rendering import (
+    EngineRenderer,
+    LocalRenderer,
+    ParsedRequest,
+    RenderedPrompt,
+    parse_request,
+    without_report_mode,
+)
 from kvatlas.routing import Candidate, DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
@@ -24,19 +32,43 @@ ANY_MODEL = "*"
 """Key of the tokenizer that serves every model without one of its own."""
 _INLINE_RENDER_BYTES = 8192
 """Bodies up to this size are rendered on the event loop; larger ones in a thread."""
+_INLINE_PARSE_BYTES = 262_144
+"""Bodies up to this size are read on the event loop (about 1 us per kB); larger ones in a thread."""
+_MAX_MATCHED_TOKENS = 131_072
+"""Tokens of a prompt that are looked up (about 20 ms); what lies beyond counts as not cached."""
+_MAX_REMOTE_TEXTS = 16
+"""Texts of one request that an engine's /tokenize is asked for, one call each."""
 _UNRENDERED_BYTES_PER_TOKEN = 4
+_MAX_GUESSED_TOKENS = 4096
 """Guess of a prompt's length where it could not be tokenised: only its share of the load rests on it."""
 
 
 @dataclass(slots=True)
 class _Books:
-    """What one plan promised and whom it charged."""
+    """What one plan promised and whom it charged.
+
+    Attributes:
+        uncached_tokens: worker id -> prompt tokens it would have to compute.
+        promised_tokens: worker id -> cached tokens it will report, where that can be said.
+        rendered_tokens: length of the prompt, if it is one and known.
+        measurable: worker ids whose uncached tokens are known well enough to measure a speed with.
+        tickets: worker id -> its ledger (the worker may be gone when the request ends) and the charge there.
+    """
 
     uncached_tokens: dict[str, int]
-    predicted_tokens: dict[str, int]
+    promised_tokens: dict[str, int]
     rendered_tokens: int | None
+    measurable: frozenset[str]
     stream: bool
-    tickets: dict[str, Ticket] = field(default_factory=dict)
+    tickets: dict[str, tuple[LoadLedger, Ticket]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A request's prompts, or why there are none."""
+
+    prompts: tuple[RenderedPrompt, ...] = ()
+    without_index: str | None = None
 
 
 class FleetPlan(Plan, frozen=True, gc=True):
@@ -92,47 +124,66 @@ class FleetPlanner:
         """
         if request.path == "/v1/models" and (reply := self._all_models()) is not None:
             return reply
-        parsed = parse_request(request.path, request.body)
+        if len(request.body) > _INLINE_PARSE_BYTES:
+            return self._plan_large(request)
+        return self._plan_parsed(request, parse_request(request.path, request.body))
+
+    def _plan_parsed(self, request: GatewayRequest, parsed: ParsedRequest) -> Plan | Awaitable[Plan]:
         workers = self._candidates(parsed.model)
         if parsed.api == "other":
-            return self._decide(request, parsed, workers, (), "no prompt on this path")
+            return self._decide(request, parsed, workers, _Rendered(without_index="no prompt on this path"))
+        if parsed.unsupported is not None:
+            return self._unrendered(request, parsed, workers, parsed.unsupported)
         if parsed.chat is None and all(not isinstance(prompt, str) for prompt in parsed.prompts):
             extras = RequestExtras(cache_salt=parsed.cache_salt)
             prompts = tuple(RenderedPrompt(prompt, extras) for prompt in parsed.prompts if not isinstance(prompt, str))
-            return self._decide(request, parsed, workers, prompts, None)
+            return self._decide(request, parsed, workers, _Rendered(prompts))
         renderer = self._renderers.get(parsed.model or ANY_MODEL) or self._renderers.get(ANY_MODEL)
-        if renderer is not None and parsed.body_bytes <= _INLINE_RENDER_BYTES:
-            try:
-                prompts = renderer.render_now(parsed)
-            except RenderError as error:
-                return self._unrendered(request, parsed, workers, error)
-            return self._decide(request, parsed, workers, prompts, None)
-        return self._plan_later(request, parsed, renderer or self._engine_renderer(workers), workers)
+        if renderer is None:
+            if len(parsed.prompts) > _MAX_REMOTE_TEXTS:
+                why = f"{len(parsed.prompts)} texts are too many to ask an engine for; configure a tokenizer"
+                return self._unrendered(request, parsed, workers, why)
+            return self._plan_later(request, parsed, self._engine_renderer(workers), workers)
+        if parsed.body_bytes > _INLINE_RENDER_BYTES:
+            return self._plan_later(request, parsed, renderer, workers)
+        try:
+            prompts = renderer.render_now(parsed)
+        except RenderError as error:
+            return self._unrendered(request, parsed, workers, error.message)
+        return self._decide(request, parsed, workers, _Rendered(prompts))
+
+    async def _plan_large(self, request: GatewayRequest) -> Plan:
+        parsed = await asyncio.to_thread(parse_request, request.path, request.body)
+        planned = self._plan_parsed(request, parsed)
+        return planned if isinstance(planned, Plan) else await planned
 
     def dispatched(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
         """Charge the worker before its connection is even made, so that the next decision sees it."""
-        worker, books = self._fleet.get(target.worker_id), _books_of(plan)
+        worker_id = target.worker_id
+        worker, books = self._fleet.get(worker_id), _books_of(plan)
         if worker is not None and books is not None:
-            books.tickets[target.worker_id] = worker.load.dispatch(books.uncached_tokens.get(target.worker_id, 1))
+            tokens = books.uncached_tokens.get(worker_id, 1)
+            ticket = worker.load.dispatch(tokens, measurable=worker_id in books.measurable)
+            books.tickets[worker_id] = (worker.load, ticket)
 
     def first_byte(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
         """The first token of a stream: the worker's prefill is over. Other answers come whole and tell nothing."""
         books = _books_of(plan)
-        if books is None or not books.stream:
-            return
-        worker, ticket = self._ticket_of(plan, target)
-        if worker is not None and ticket is not None:
-            worker.load.first_token(ticket)
+        if books is not None and books.stream and target.worker_id in books.tickets:
+            ledger, ticket = books.tickets[target.worker_id]
+            ledger.first_token(ticket)
 
     def finished(self, request: GatewayRequest, plan: Plan, target: Target | None, outcome: Outcome) -> None:
         """Release the worker, hold the prediction against the engine's word, look at engines that failed."""
         if target is None:
             return
-        worker, ticket = self._ticket_of(plan, target)
+        books = _books_of(plan)
+        if books is not None and target.worker_id in books.tickets:
+            ledger, ticket = books.tickets[target.worker_id]
+            ledger.finish(ticket)
+        worker = self._fleet.get(target.worker_id)
         if worker is None:
             return
-        if ticket is not None:
-            worker.load.finish(ticket)
         if outcome.kind in ("connect_error", "upstream_error", "timeout"):
             self._fleet.check_soon(target.worker_id)
         self._audit(plan, worker, outcome)
@@ -151,76 +202,76 @@ class FleetPlanner:
         try:
             prompts = await asyncio.wait_for(renderer.render(parsed), self._render_timeout_s)
         except TimeoutError:
-            slow = RenderError(f"tokenising took longer than {self._render_timeout_s} s")
-            return self._unrendered(request, parsed, workers, slow)
+            why = f"tokenising took longer than {self._render_timeout_s} s"
+            return self._unrendered(request, parsed, workers, why)
         except RenderError as error:
-            return self._unrendered(request, parsed, workers, error)
+            return self._unrendered(request, parsed, workers, error.message)
         # Workers may have died while the prompt was rendered: ask again.
-        return self._decide(request, parsed, self._candidates(parsed.model), prompts, None)
+        return self._decide(request, parsed, self._candidates(parsed.model), _Rendered(prompts))
 
-    def _unrendered(
-        self, request: GatewayRequest, parsed: ParsedRequest, workers: list[Worker], error: RenderError
-    ) -> Plan:
+    def _unrendered(self, request: GatewayRequest, parsed: ParsedRequest, workers: list[Worker], why: str) -> Plan:
         self.render_errors += 1
-        return self._decide(request, parsed, workers, (), error.message)
+        return self._decide(request, parsed, workers, _Rendered(without_index=why))
 
     def _candidates(self, model: str | None) -> list[Worker]:
         workers = self._fleet.candidates(model)
         if workers:
             return workers
-        if self._fleet.ready:
+        concerned = [worker for worker in self._fleet.workers if worker.serves(model)]
+        if self._fleet.ready and not concerned:
             served = ", ".join(self._fleet.models) or "unknown"
             raise ModelNotFound(f"The model `{model}` does not exist. Models served here: {served}.")
-        reasons = "; ".join(f"{w.worker_id}: {w.health_reason}" for w in self._fleet.workers) or "none is configured"
+        reasons = "; ".join(f"{w.worker_id}: {w.health_reason}" for w in concerned) or "none is configured"
         raise NoWorkerAvailable(f"no healthy worker: {reasons}. Try again later.")
 
     def _decide(
-        self,
-        request: GatewayRequest,
-        parsed: ParsedRequest,
-        workers: list[Worker],
-        prompts: tuple[RenderedPrompt, ...],
-        no_index: str | None,
+        self, request: GatewayRequest, parsed: ParsedRequest, workers: list[Worker], rendered: _Rendered
     ) -> FleetPlan:
-        matches = [self._match(prompt, parsed.model, workers) for prompt in prompts]
+        prompts = rendered.prompts
+        matches = [] if parsed.skips_cache else [self._match(prompt, parsed.model, workers) for prompt in prompts]
         prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        if no_index is not None:
-            prompt_tokens = parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN
-        candidates = [
-            _candidate(
-                worker, sum(match[worker.worker_id].hit_tokens for match in matches if worker.worker_id in match)
-            )
-            for worker in workers
-        ]
-        record = self._picker.pick(
-            RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens), candidates, without_index=no_index
-        )
+        if rendered.without_index is not None:
+            prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
+        promised = _promises(parsed, prompts, workers, matches)
+        candidates = [_candidate(w, _hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
+        asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
+        record = self._picker.pick(asked, candidates, without_index=rendered.without_index)
         books = _Books(
             uncached_tokens={
                 c.worker_id: max(1, prompt_tokens - round(c.confidence * c.hit_tokens)) for c in candidates
             },
-            predicted_tokens={} if no_index is not None else _predictions(workers, matches),
+            promised_tokens=promised,
             rendered_tokens=len(prompts[0].token_ids) if len(prompts) == 1 else None,
+            measurable=frozenset(promised),
             stream=parsed.stream,
         )
         by_id = {worker.worker_id: worker for worker in workers}
-        targets = tuple(self._target(by_id[worker_id]) for worker_id in record.order)
         return FleetPlan(
-            targets=targets, predicted_tokens=books.predicted_tokens.get(record.chosen), record=record, books=books
+            targets=tuple(self._target(by_id[worker_id]) for worker_id in record.order),
+            predicted_tokens=record.predicted_tokens,
+            body=without_report_mode(request.body) if parsed.asks_full_report else None,
+            record=record,
+            books=books,
         )
 
     def _match(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> dict[str, WorkerMatch]:
         extras = prompt.extras
         if model is not None and any(model in worker.adapters for worker in workers):
             extras = replace(extras, lora=Lora(model))
-        return self._index.match(prompt.token_ids, extras=extras, worker_ids=[worker.worker_id for worker in workers])
+        token_ids = prompt.token_ids
+        if len(token_ids) > _MAX_MATCHED_TOKENS:
+            token_ids = token_ids[:_MAX_MATCHED_TOKENS]
+        return self._index.match(token_ids, extras=extras, worker_ids=[worker.worker_id for worker in workers])
 
     def _all_models(self) -> Reply | None:
         """The models of all healthy workers, each once; None where any one worker can answer for all."""
         workers = self._fleet.candidates(None)
         if len({worker.models for worker in workers}) < 2:
             return None
-        cards = {model: card for w in workers for model, card in zip(w.models, w.model_cards, strict=False)}
+        plain = {
+            model: b'{"id":%b,"object":"model"}' % msgspec.json.encode(model) for w in workers for model in w.models
+        }
+        cards = plain | {model: card for w in workers for model, card in w.model_cards.items() if model in plain}
         return Reply(200, b'{"object":"list","data":[%b]}' % b",".join(cards[model] for model in sorted(cards)))
 
     def _engine_renderer(self, workers: list[Worker]) -> EngineRenderer:
@@ -236,14 +287,10 @@ class FleetPlanner:
         target = self._targets.get(worker.worker_id)
         if target is None:
             rank = worker.config.rank
-            headers = ((b"X-data-parallel-rank", str(rank).encode()),) if rank else ()
+            headers = () if rank is None else ((b"X-data-parallel-rank", b"%d" % rank),)
             target = Target(worker.worker_id, worker.host.strip("[]"), worker.port, worker.base_path, headers)
             self._targets[worker.worker_id] = target
         return target
-
-    def _ticket_of(self, plan: Plan, target: Target) -> tuple[Worker | None, Ticket | None]:
-        books = _books_of(plan)
-        return self._fleet.get(target.worker_id), books.tickets.get(target.worker_id) if books else None
 
     def _audit(self, plan: Plan, worker: Worker, outcome: Outcome) -> None:
         books = _books_of(plan)
@@ -253,7 +300,7 @@ class FleetPlanner:
             return
         if outcome.prompt_tokens is not None and outcome.prompt_tokens != books.rendered_tokens:
             self.parity_mismatches += 1
-        predicted = books.predicted_tokens.get(worker.worker_id)
+        predicted = books.promised_tokens.get(worker.worker_id)
         if outcome.cached_tokens is not None:
             if isinstance(plan, FleetPlan) and plan.record is not None:
                 self._decisions.set_outcome(
@@ -267,7 +314,7 @@ def _books_of(plan: Plan) -> _Books | None:
     return plan.books if isinstance(plan, FleetPlan) else None
 
 
-def _candidate(worker: Worker, hit_tokens: int) -> Candidate:
+def _candidate(worker: Worker, hit_tokens: int, promised_tokens: int | None) -> Candidate:
     load = worker.load
     return Candidate(
         worker_id=worker.worker_id,
@@ -280,19 +327,33 @@ def _candidate(worker: Worker, hit_tokens: int) -> Candidate:
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         decode_step_s=load.decode_step_s,
         trust=worker.trust.level.value,
+        promised_tokens=promised_tokens,
     )
 
 
-def _predictions(workers: list[Worker], matches: list[dict[str, WorkerMatch]]) -> dict[str, int]:
-    """What each worker will report as cached, of those whose stream is wholly known.
+def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> int:
+    return sum(match[worker.worker_id].hit_tokens for match in matches if worker.worker_id in match)
 
-    Source: vLLM 0.32.0 takes `usage.prompt_tokens_details` of a completions request from its last prompt.
+
+def _promises(
+    parsed: ParsedRequest,
+    prompts: tuple[RenderedPrompt, ...],
+    workers: list[Worker],
+    matches: list[dict[str, WorkerMatch]],
+) -> dict[str, int]:
+    """Cached tokens each worker will report, of those whose stream and blocks are wholly known.
+
+    None at all where the engine's count depends on more than the cache as it is now: several prompts or sequences hit
+    each other's blocks, and a prompt beyond what is looked up may hit further.
     """
-    if not matches:
+    if len(prompts) != 1 or parsed.unpredictable is not None or len(prompts[0].token_ids) > _MAX_MATCHED_TOKENS:
         return {}
-    last = matches[-1]
+    synced = [worker for worker in workers if worker.trust.level is Trust.SYNCED]
+    if parsed.skips_cache:
+        return {worker.worker_id: 0 for worker in synced}
+    (found,) = matches
     return {
-        worker.worker_id: last[worker.worker_id].hit_tokens if worker.worker_id in last else 0
-        for worker in workers
-        if worker.trust.level is Trust.SYNCED
+        worker.worker_id: found[worker.worker_id].hit_tokens
+        for worker in synced
+        if worker.worker_id in found and found[worker.worker_id].exact
     }

@@ -12,6 +12,7 @@ from kvatlas.hashing.extra_keys import TaggedKeys
 __all__ = ["NO_BLOCK_EXTRAS", "BlockExtras"]
 
 _MULTIMODAL_PAIR = 2
+_OFFSET_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class BlockExtras:
 def _multimodal_pair(key: Sequence[object]) -> tuple[str, int]:
     identifier, offset = key
     if isinstance(identifier, str) and isinstance(offset, int) and not isinstance(offset, bool):
+        if abs(offset) >= _OFFSET_LIMIT:
+            raise HashingError(f"a multimodal offset must fit a signed 64-bit integer, got {offset}")
         return identifier, offset
     raise HashingError(f"a multimodal extra key must be [content id, offset], got {key!r}")
 

@@ -14,18 +14,19 @@ Copies count: vLLM announces every physical copy and every loss of one, so a blo
 
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvatlas.errors import HashingError
 from kvatlas.events import BlockHandle, BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
 from kvatlas.index.flat_index import FlatIndex, Plane
-from kvatlas.index.match import FULL_KINDS
+from kvatlas.index.match import FULL_KINDS, WINDOW_KINDS
 
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
 
 DEFAULT_MEDIUM = "GPU"
+_CLEARED_MEDIA = (DEFAULT_MEDIUM, "CPU_PINNED")
 _U64 = (1 << 64) - 1
 
 
@@ -52,6 +53,8 @@ class ColumnStats:
     unpaired_blocks: int = 0
     """Hashes whose content the event does not prove (masked spans, bigrams, extra keys of no known form)."""
     resident_now: int = 0
+    unkeyed_now: int = 0
+    """Resident blocks whose content is not known: they match nothing, so a hit may be longer than claimed."""
     orphans_now: int = 0
 
 
@@ -78,7 +81,7 @@ class WorkerColumn:
 
     Args:
         bit: this worker's bit in the flat index.
-        block_size: tokens per block, or None to learn it from the first store that proves one.
+        block_size: tokens per block as configured; what the worker's own stores prove counts more.
         max_orphan_blocks: blocks that may wait for an unknown parent; beyond it the oldest wait is dropped and counted.
     """
 
@@ -91,10 +94,12 @@ class WorkerColumn:
         "_orphans",
         "_root_key",
         "bit",
-        "block_size",
+        "configured_block_size",
         "groups",
+        "learnt_block_size",
         "only_full",
         "other_media",
+        "stated_block_size",
         "stats",
     )
 
@@ -109,7 +114,10 @@ class WorkerColumn:
         max_orphan_blocks: int,
     ) -> None:
         self.bit = bit
-        self.block_size = block_size
+        self.configured_block_size = block_size
+        self.stated_block_size: int | None = None
+        """As the engine's metrics say; unscaled under decode context parallelism, so stores count more."""
+        self.learnt_block_size: int | None = None
         self.groups: dict[int, tuple[str, int | None]] = {}
         self.only_full = True
         """Whether the worker has one group only, of full attention: its hit is then a plain prefix."""
@@ -140,8 +148,8 @@ class WorkerColumn:
         if token_ids is None or extras is None:
             self.stats.unpaired_blocks += len(handles)
             return
-        if self.block_size is None:
-            self.block_size = size
+        if plane[0] == DEFAULT_MEDIUM and self.learnt_block_size is None:
+            self.learnt_block_size = size
         run = _Run(handles, token_ids, extras, size)
         if event.parent_block_hash is None:
             self._join(run, self._root_key)
@@ -172,23 +180,62 @@ class WorkerColumn:
             if entry.block_key is not None:
                 self._index.discard(plane, entry.block_key, self.bit)
             if not entry.copies:
-                del self._handles[handle]
+                self._drop(handle, entry)
 
     def clear(self) -> None:
-        """Forget every block of this worker, in every plane, and every orphan. Cost: O(blocks of this worker)."""
-        for entry in self._handles.values():
-            if entry.block_key is not None:
-                for plane in entry.copies:
+        """The engine emptied its device pool; copies in other media stay. Cost: O(blocks of this worker).
+
+        SGLang's clear also means its pinned host memory.
+        """
+        self._forget(lambda plane: plane[0] in _CLEARED_MEDIA)
+
+    def reset(self) -> None:
+        """Forget all of this worker: blocks in every medium, and what its stores taught. Cost: O(its blocks)."""
+        self._forget(lambda _: True)
+        self.learnt_block_size = None
+        self.groups.clear()
+        self.only_full = True
+        self.other_media.clear()
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens per block: as learnt from stores, else as configured, else as the metrics say."""
+        return self.learnt_block_size or self.configured_block_size or self.stated_block_size
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a hit is what the engine will report, neither more nor less.
+
+        Not so with blocks of unknown content, copies in other media (engines count those as cached, too), or groups
+        whose rule is not known.
+        """
+        known = all(kind in FULL_KINDS or (kind in WINDOW_KINDS and window) for kind, window in self.groups.values())
+        return known and not self.stats.unkeyed_now and not self.other_media
+
+    def _forget(self, is_gone: Callable[[Plane], bool]) -> None:
+        for handle, entry in list(self._handles.items()):
+            for plane in [plane for plane in entry.copies if is_gone(plane)]:
+                del entry.copies[plane]
+                self.stats.resident_now -= 1
+                if entry.block_key is not None:
                     self._index.discard(plane, entry.block_key, self.bit)
-        self._handles.clear()
+            if not entry.copies:
+                self._drop(handle, entry)
         self._orphans.clear()
-        self.stats.resident_now = 0
         self.stats.orphans_now = 0
+
+    def _drop(self, handle: BlockHandle, entry: _Handle) -> None:
+        del self._handles[handle]
+        if entry.block_key is None:
+            self.stats.unkeyed_now -= 1
 
     def _learn_group(self, plane: Plane, event: BlockStored) -> None:
         medium, group = plane
         if medium != DEFAULT_MEDIUM:
-            self.other_media.add(medium)
+            self.other_media.add(medium)  # offloading placeholders name a group without its kind
+            return
+        if event.kv_cache_spec_kind is None and group in self.groups:
+            return
         profile = (event.kv_cache_spec_kind or "full_attention", event.kv_cache_spec_sliding_window)
         if self.groups.get(group) != profile:
             self.groups[group] = profile
@@ -198,6 +245,7 @@ class WorkerColumn:
         entry = self._handles.get(handle)
         if entry is None:
             entry = self._handles[handle] = _Handle(None, {})
+            self.stats.unkeyed_now += 1
         copies = entry.copies.get(plane, 0)
         if copies and self._mode is CopyMode.SET:
             return
@@ -218,6 +266,7 @@ class WorkerColumn:
                 entry = self._handles.get(handle)
                 if entry is not None and entry.block_key is None:
                     entry.block_key = key
+                    self.stats.unkeyed_now -= 1
                     for plane in entry.copies:
                         self._index.add(plane, key, self.bit)
                 waiting = self._orphans.pop(handle, None)

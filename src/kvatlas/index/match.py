@@ -50,6 +50,7 @@ class WorkerMatch:
         hit_tokens: tokens that the engine will report as cached, were the request to arrive now.
         hit_blocks: the same in blocks.
         block_size: tokens per block on this worker.
+        exact: whether the engine will report neither more nor less; see `WorkerColumn.is_exact`.
         tiers: leading tokens held per medium, e.g. {"GPU": 96, "CPU": 128}; the device's own is what `hit_tokens`
         counts.
     """
@@ -58,6 +59,7 @@ class WorkerMatch:
     hit_blocks: int
     block_size: int
     tiers: dict[str, int] = field(default_factory=dict)
+    exact: bool = True
 
 
 def max_hit_blocks(num_tokens: int, block_size: int) -> int:

@@ -46,7 +46,7 @@ class PrefixIndex:
 
         Args:
             worker_id: any unique text.
-            block_size: tokens per block; None learns it from the worker's first store.
+            block_size: tokens per block; None learns it. What the worker's own stores prove counts more.
             copy_mode: what a repeated store means for this engine.
 
         Raises:
@@ -75,13 +75,13 @@ class PrefixIndex:
             IndexStateError: no such worker.
         """
         column = self._column(worker_id)
-        column.clear()
+        column.reset()
         del self._columns[worker_id]
         self._free_bits.append(column.bit)
 
     def purge(self, worker_id: str) -> None:
-        """Forget what one worker holds, keep its column, touch nobody else. Cost: O(blocks of that worker)."""
-        self._column(worker_id).clear()
+        """Forget all that one worker's events said, touch nobody else. Cost: O(blocks of that worker)."""
+        self._column(worker_id).reset()
 
     def apply(self, worker_id: str, event: Event) -> None:
         """Apply one event of one worker. Cost: O(blocks of the event), O(blocks of the worker) for a clear.
@@ -104,10 +104,8 @@ class PrefixIndex:
         return self._column(worker_id).block_size
 
     def set_block_size(self, worker_id: str, block_size: int) -> None:
-        """State a worker's block size, e.g. from its metrics, unless its own stores told it already."""
-        column = self._column(worker_id)
-        if column.block_size is None:
-            column.block_size = block_size
+        """State a worker's block size as its metrics give it; configuration and its own stores count more."""
+        self._column(worker_id).stated_block_size = block_size
 
     def stats(self, worker_id: str) -> ColumnStats:
         """The worker's counters (live object: read, do not keep)."""
@@ -159,7 +157,7 @@ class PrefixIndex:
             for medium in column.other_media:
                 held = self._flat.prefix_blocks((medium, 0), islice(keys, limit), column.bit)
                 tiers[medium] = held.get(column.bit, 0) * size
-            found[worker_id] = WorkerMatch(blocks * size, blocks, size, tiers)
+            found[worker_id] = WorkerMatch(blocks * size, blocks, size, tiers, exact=column.is_exact)
         return found
 
     def _joint_hit(self, column: WorkerColumn, keys: "_LazyChain", limit: int) -> int:

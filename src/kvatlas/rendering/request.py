@@ -13,7 +13,7 @@ import msgspec
 
 from kvatlas.errors import BadRequest
 
-__all__ = ["ChatRequest", "Message", "ParsedRequest", "parse_request"]
+__all__ = ["ChatRequest", "Message", "ParsedRequest", "parse_request", "without_report_mode"]
 
 # A chat message is free-form JSON that belongs to the model's template: the one place where a dict is the record.
 Message: TypeAlias = dict[str, Any]
@@ -21,6 +21,7 @@ Message: TypeAlias = dict[str, Any]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _COMPLETIONS_DEFAULT_MAX_TOKENS = 16
 _MAX_CACHE_SALT_CHARS = 128
+_REPORT_MODE = "kv_cache_report_mode"
 _CACHE_SALT_FORBIDDEN = frozenset("@/\\\0")
 
 
@@ -47,6 +48,10 @@ class ParsedRequest:
     are empty for any other API. `max_tokens` is what the engine will take as the limit (None: up to the model's
     context). `unsupported` says why the token ids cannot be worked out here although the request is fine; None when
     they can. `body_bytes` is the body's size.
+
+    `skips_cache`: the engine will not read its prefix cache for this request. `unpredictable` says why the cached
+    tokens that the engine will report cannot be foretold; None when they can. `asks_full_report`: the request wants the
+    engine to announce reused blocks again (`kv_cache_report_mode`), which nobody but a router should ask for.
     """
 
     api: Literal["completions", "chat", "other"]
@@ -61,6 +66,9 @@ class ParsedRequest:
     add_special_tokens: bool
     unsupported: str | None
     body_bytes: int
+    skips_cache: bool = False
+    unpredictable: str | None = None
+    asks_full_report: bool = False
 
 
 class _StreamOptions(msgspec.Struct):
@@ -81,12 +89,20 @@ class _GenerateBody(_AnyBody):
     cache_salt: Any = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Any = None
+    use_beam_search: bool | None = None
+    kv_transfer_params: Any = None
+    vllm_xargs: dict[str, Any] | None = None
 
 
 class _CompletionsBody(_GenerateBody):
     prompt: str | list[_TokenId | str | list[_TokenId]] | None = None
     prompt_embeds: Any = None
     suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
 
 
 class _ChatBody(_GenerateBody):
@@ -191,6 +207,9 @@ def _parse_completions(body: _CompletionsBody, body_bytes: int) -> ParsedRequest
         add_special_tokens=body.add_special_tokens is not False,
         unsupported=unsupported,
         body_bytes=body_bytes,
+        skips_cache=_skips_cache(body) or bool(body.echo and body.logprobs is not None),
+        unpredictable=_why_unpredictable(body, max(body.n or 1, body.best_of or 1)),
+        asks_full_report=_asks_full_report(body),
     )
 
 
@@ -241,7 +260,41 @@ def _parse_chat(body: _ChatBody, body_bytes: int) -> ParsedRequest:
         add_special_tokens=bool(body.add_special_tokens),
         unsupported=_why_own_template(body) or _why_truncated(body),
         body_bytes=body_bytes,
+        skips_cache=_skips_cache(body),
+        unpredictable=_why_unpredictable(body, body.n or 1),
+        asks_full_report=_asks_full_report(body),
     )
+
+
+def _skips_cache(body: _GenerateBody) -> bool:
+    """Source: vLLM 0.32.0, sampling_params.py (skip_reading_prefix_cache)."""
+    return body.prompt_logprobs is not None or body.prompt_logprob_token_ids is not None
+
+
+def _why_unpredictable(body: _GenerateBody, sequences: int) -> str | None:
+    if sequences > 1:
+        return "several sequences of one prompt hit each other's blocks"
+    if body.use_beam_search:
+        return "beam search forks the prompt"
+    if body.kv_transfer_params:
+        return "KV is transferred from elsewhere"
+    return None
+
+
+def _asks_full_report(body: _GenerateBody) -> bool:
+    return body.vllm_xargs is not None and _REPORT_MODE in body.vllm_xargs
+
+
+def without_report_mode(body: bytes) -> bytes:
+    """The body of a request with `asks_full_report`, with that wish taken out and all else kept.
+
+    Clients must not set it: it makes copy counts drift, and with some models it ends the engine.
+    """
+    content = json.loads(body)
+    content["vllm_xargs"].pop(_REPORT_MODE, None)
+    if not content["vllm_xargs"]:
+        del content["vllm_xargs"]
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _template_variables(body: _ChatBody) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         kv_usage: 0..1 of its block pool in use.
         prefill_tokens_per_s: its measured or assumed speed (> 0).
         decode_step_s: duration of one decode step.
+        promised_tokens: cached tokens that the engine will report if it gets the request; None if that is unknown.
         trust: the state of its event stream ("synced", "stale", ...), for the record only: `confidence` is what counts.
     """
 
@@ -42,6 +43,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens_per_s: float
     decode_step_s: float
     trust: str
+    promised_tokens: int | None = None
 
     @property
     def believed_tokens(self) -> float:

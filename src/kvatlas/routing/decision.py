@@ -29,6 +29,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         wall_s: when, seconds since the Unix epoch.
+        candidates: those that explain the pick: in a large fleet the best ones and the longest match.
         order: worker ids, best first; `chosen` is the first.
         predicted_tokens: hit tokens expected on the chosen worker; None where its stream is not wholly known, or
             the request's tokens are not.
@@ -41,6 +42,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     wall_s: float
     policy: str
     prompt_tokens: int
+    num_candidates: int
     candidates: tuple[CandidateScore, ...]
     score_unit: str
     chosen: str

@@ -10,6 +10,9 @@ from kvatlas.routing.ranking import Policy, Ranking
 
 __all__ = ["Picker"]
 
+_MOST_CANDIDATES = 16
+"""Candidates kept in a record."""
+
 
 class Picker:
     """Asks a policy and keeps the record.
@@ -56,11 +59,12 @@ class Picker:
             wall_s=self._clock.wall_s(),
             policy=self._policy.name,
             prompt_tokens=request.prompt_tokens,
+            num_candidates=len(candidates),
             candidates=_scored(candidates, ranking),
             score_unit=ranking.score_unit,
             chosen=chosen.worker_id,
             order=tuple(candidates[index].worker_id for index in ranking.order),
-            predicted_tokens=chosen.hit_tokens if without_index is None and chosen.confidence == 1.0 else None,
+            predicted_tokens=chosen.promised_tokens,
             reason=_reason(request, candidates, ranking)
             if without_index is None
             else f"routed without the index ({without_index}); {chosen.worker_id} has {_load(chosen)}",
@@ -70,7 +74,12 @@ class Picker:
 
 
 def _scored(candidates: Sequence[Candidate], ranking: Ranking) -> tuple[CandidateScore, ...]:
+    """The best ones and the longest match: the rest of a large fleet explains nothing and fills the log."""
     terms = ranking.terms or (None,) * len(candidates)
+    kept = set(range(len(candidates)))
+    if len(candidates) > _MOST_CANDIDATES:
+        kept = set(ranking.order[: _MOST_CANDIDATES - 1])
+        kept.add(max(range(len(candidates)), key=lambda index: candidates[index].believed_tokens))
     return tuple(
         CandidateScore(
             worker_id=candidate.worker_id,
@@ -84,7 +93,8 @@ def _scored(candidates: Sequence[Candidate], ranking: Ranking) -> tuple[Candidat
             score=score,
             terms=term,
         )
-        for candidate, score, term in zip(candidates, ranking.scores, terms, strict=True)
+        for index, (candidate, score, term) in enumerate(zip(candidates, ranking.scores, terms, strict=True))
+        if index in kept
     )
 
 

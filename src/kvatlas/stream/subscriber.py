@@ -270,6 +270,8 @@ class ZmqEventSubscriber:
         elif isinstance(step, NewLife):
             self.counters.lives += 1
             self.last_seq = -1
+            # Whoever listens must hear "live" again once the new life is caught up with.
+            self._report_syncing()
             self._tell("a new life", self._sink.on_life, step.reason)
 
     def _ask_delay_s(self, attempt: int) -> float:

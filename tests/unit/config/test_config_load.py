@@ -35,6 +35,10 @@ class TestParseWorker:
             ("http://h:1,events=tcp://*:5557", "where the engine binds"),
             ("http://h:1,replay=tcp://h:2", "no events endpoint"),
             ("http://h:1,topic=a,topic=b", "twice"),
+            ("http://h:99999", "expected http://HOST"),
+            ("http://h:0", "expected http://HOST"),
+            ("http://h:1,events=tcp://h:70000", "expected tcp://HOST:PORT"),
+            ("http://h:1,url=http://b:2", "comes first"),
             ("http://h:1,copy_mode=maybe", "copy_mode"),
         ],
     )

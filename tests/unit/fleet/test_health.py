@@ -30,6 +30,17 @@ def test_old_names_and_missing_labels() -> None:
     assert (gauges.running_requests, gauges.kv_usage) == (1, 0.5)
 
 
+def test_odd_samples_spoil_nothing() -> None:
+    """NaN, overflow and text that is no number count as nothing; the rest of the page is read."""
+    gauges = EngineGauges(kv_usage=0.9)
+    page = (
+        'vllm:num_requests_running{engine="0"} NaN\nvllm:num_requests_waiting{engine="0"} 1e400\n'
+        'vllm:num_requests_waiting{engine="0"} 1.2.3\nvllm:kv_cache_usage_perc{engine="0"} 0.5\n'
+    )
+    parse_gauges(page, 0, gauges)
+    assert (gauges.running_requests, gauges.waiting_requests, gauges.kv_usage) == (0, 0, 0.5)
+
+
 def test_samples_of_several_label_sets_are_summed() -> None:
     """Two models on one engine are one engine's load."""
     gauges = EngineGauges()

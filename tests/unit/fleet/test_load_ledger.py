@@ -62,6 +62,35 @@ def test_abort_takes_back_only_its_own_share(ledger: LoadLedger) -> None:
     assert ledger.queued_prefill_tokens == 400
 
 
+def test_whole_answers_leave_the_queue_of_the_others_as_it_is(ledger: LoadLedger, clock: ManualClock) -> None:
+    """Five whole answers, one a second: what one of them drained is not taken off the others once more."""
+    tickets = [ledger.dispatch(1000) for _ in range(5)]
+    queues = []
+    for ticket in tickets:
+        clock.advance(1.0)
+        ledger.finish(ticket)
+        queues.append(ledger.queued_prefill_tokens)
+    assert queues == [4000, 3000, 2000, 1000, 0]
+
+
+def test_abort_of_the_one_at_work_leaves_the_next_whole(ledger: LoadLedger, clock: ManualClock) -> None:
+    """What the engine had computed of an aborted prompt was not computed of the prompt behind it."""
+    aborted = ledger.dispatch(10_000)
+    ledger.dispatch(8000)
+    clock.advance(9.0)
+    ledger.finish(aborted)
+    assert ledger.queued_prefill_tokens == 8000
+
+
+def test_guessed_lengths_measure_nothing(ledger: LoadLedger, clock: ManualClock) -> None:
+    """A request whose tokens are a guess is load, but no measure of the worker's speed."""
+    ticket = ledger.dispatch(4000, measurable=False)
+    assert ledger.queued_prefill_tokens == 4000
+    clock.advance(0.01)
+    ledger.first_token(ticket)
+    assert ledger.prefill_tokens_per_s == 1000.0
+
+
 def test_speed_is_measured(ledger: LoadLedger, clock: ManualClock) -> None:
     """Long prefills move the speed towards what was seen; short ones measure round trips and do not."""
     ticket = ledger.dispatch(1000)

@@ -138,6 +138,43 @@ class TestFaults:
         source.on_batch(1, batch(BlockRemoved(block_hashes=[2], medium="GPU")))
         assert hit(index) == 4
 
+    def test_batch_of_another_rank_is_not_applied(self, index: PrefixIndex) -> None:
+        """A stream of rank 3 fed to rank 0 is a wiring mistake: nothing is learnt, and the reason names it."""
+        source = EventSource("w", index, TrustState(), ManualClock(), rank=0)
+        source.on_status("live", "caught up")
+        source.on_batch(0, encode_batch(EventBatch(ts=1.0, events=[stored(1)], data_parallel_rank=3)))
+        assert hit(index) == 0
+        assert source.stats.foreign_batches == 1
+        assert source.trust.level is Trust.PARTIAL
+        assert "rank 3" in source.trust.reason
+
+    def test_rank_is_learnt_when_none_is_configured(self, source: EventSource, index: PrefixIndex) -> None:
+        """An engine behind its own URL may be any rank of its group; it stays the one it began as."""
+        source.on_status("live", "caught up")
+        source.on_batch(0, encode_batch(EventBatch(ts=1.0, events=[stored(1)], data_parallel_rank=3)))
+        source.on_batch(1, encode_batch(EventBatch(ts=1.0, events=[stored(2, parent=1)], data_parallel_rank=0)))
+        assert hit(index) == 4
+        assert source.stats.foreign_batches == 1
+
+    def test_event_that_cannot_be_applied_loses_only_itself(self, index: PrefixIndex) -> None:
+        """Whatever goes wrong inside the index, the rest of the batch is applied and trust falls."""
+
+        class Stumbling(PrefixIndex):
+            def apply(self, worker_id: str, event: object) -> None:
+                if type(event) is BlockRemoved:
+                    raise ArithmeticError("stumbled")
+                super().apply(worker_id, event)  # type: ignore[arg-type]
+
+        stumbling = Stumbling(BlockKeyHasher(seed=1))
+        stumbling.add_worker("w", block_size=4)
+        source = EventSource("w", stumbling, TrustState(), ManualClock())
+        source.on_status("live", "caught up")
+        source.on_batch(0, batch(stored(1), BlockRemoved(block_hashes=[1], medium="GPU"), stored(2, parent=1)))
+        assert hit(stumbling) == 4
+        assert (source.stats.events, source.stats.malformed_events) == (2, 1)
+        assert source.trust.level is Trust.PARTIAL
+        assert "stumbled" in source.trust.reason
+
     def test_noted_reset_empties_at_once(self, source: EventSource, index: PrefixIndex) -> None:
         """A reset somebody made by hand counts before the engine says so."""
         source.on_status("syncing", "joined late")

@@ -86,6 +86,69 @@ class TestMatch:
         assert hits(index) == {"a": 12, "b": 0, "c": 8}
 
 
+class TestBlockSize:
+    def test_what_stores_prove_beats_what_metrics_state(self) -> None:
+        """Under decode context parallelism the metrics' block size is not the events' one."""
+        index = PrefixIndex(BlockKeyHasher(seed=1))
+        index.add_worker("a")
+        index.set_block_size("a", 2)
+        assert index.block_size("a") == 2
+        index.apply("a", stored(0, 2))
+        assert index.block_size("a") == 4
+        assert hits(index) == {"a": 8}
+
+    def test_a_new_life_may_have_another_block_size(self, index: PrefixIndex) -> None:
+        """A purge forgets what the old life's stores taught."""
+        index.apply("a", stored(0, 2))
+        index.purge("a")
+        wide = BlockStored(block_hashes=[1], parent_block_hash=None, token_ids=TOKENS[:8], block_size=8, medium="GPU")
+        index.apply("a", wide)
+        assert index.block_size("a") == 8
+        assert hits(index)["a"] == 8
+
+    def test_stores_of_other_media_teach_nothing_of_it(self) -> None:
+        """A connector's chunks may be of any size."""
+        index = PrefixIndex(BlockKeyHasher(seed=1))
+        index.add_worker("a")
+        index.apply(
+            "a", BlockStored(block_hashes=[1], parent_block_hash=None, token_ids=TOKENS[:8], block_size=8, medium="CPU")
+        )
+        assert index.block_size("a") is None
+
+
+class TestExactness:
+    def test_plain_workers_are_exact(self, index: PrefixIndex) -> None:
+        """Full attention on the device only, all content known: the hit is what the engine will report."""
+        index.apply("a", stored(0, 2))
+        assert index.match([*TOKENS, 7])["a"].exact
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            BlockStored(block_hashes=[99], parent_block_hash=98, token_ids=TOKENS[:4], block_size=4, medium="GPU"),
+            BlockStored(block_hashes=[99], parent_block_hash=None, token_ids=TOKENS[:8], block_size=4, medium="GPU"),
+            BlockStored(block_hashes=[99], parent_block_hash=None, token_ids=[], block_size=0, medium="CPU"),
+            stored(0, 2, group_idx=1, kv_cache_spec_kind="mamba"),
+        ],
+        ids=["orphan", "masked", "another medium", "kind without a rule"],
+    )
+    def test_what_cannot_be_counted_is_not_promised(self, index: PrefixIndex, event: BlockStored) -> None:
+        """Unknown content, copies elsewhere, unknown kinds: the engine may report something else."""
+        index.apply("a", stored(0, 2))
+        index.apply("a", event)
+        assert not index.match([*TOKENS, 7])["a"].exact
+
+    def test_exactness_returns_with_knowledge(self, index: PrefixIndex) -> None:
+        """When the orphan's parent appears, or the orphan goes, nothing is unknown any more."""
+        index.apply("a", stored(1, 1))
+        assert not index.match([*TOKENS, 7])["a"].exact
+        index.apply("a", stored(0, 1))
+        assert index.match([*TOKENS, 7])["a"].exact
+        index.apply("a", stored(3, 1))
+        index.apply("a", removed(13))
+        assert index.match([*TOKENS, 7])["a"].exact
+
+
 class TestCopies:
     def test_block_lives_while_a_copy_does(self, index: PrefixIndex) -> None:
         """Stored twice and removed once is still resident; the second removal ends it; a third changes nothing."""
@@ -168,6 +231,19 @@ class TestPurge:
             index.apply(worker, stored(0, 2))
         index.apply("a", AllBlocksCleared())
         assert hits(index) == {"a": 0, "b": 8}
+
+    def test_clear_is_of_the_device(self, index: PrefixIndex) -> None:
+        """The host tier of an engine keeps its blocks when the device pool is cleared; a new life loses both."""
+        index.apply("a", stored(0, 1))
+        index.apply(
+            "a",
+            BlockStored(block_hashes=[10], parent_block_hash=None, token_ids=TOKENS[:4], block_size=4, medium="CPU"),
+        )
+        index.apply("a", AllBlocksCleared())
+        assert index.match([*TOKENS, 7])["a"].tiers == {"GPU": 0, "CPU": 4}
+        index.apply("a", BlockRemoved(block_hashes=[10], medium="CPU"))
+        assert index.stats("a").unknown_removals == 0
+        assert index.stats("a").resident_now == 0
 
     def test_removed_worker_leaves_nothing_behind(self, index: PrefixIndex) -> None:
         """A new worker that gets the freed place starts empty."""
@@ -269,6 +345,25 @@ class TestGroups:
             block_hashes=[13], parent_block_hash=None, token_ids=TOKENS, block_size=4, medium="GPU", **window
         )
         index.apply("a", masked)
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
+        assert hits(index)["a"] == 16
+
+    def test_placeholder_of_another_medium_changes_no_kind(self, index: PrefixIndex) -> None:
+        """Offloading stores name a group without its kind: that is not full attention."""
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="mamba"))
+        assert hits(index)["a"] == 0
+        index.apply(
+            "a",
+            BlockStored(
+                block_hashes=[10], parent_block_hash=None, token_ids=[], block_size=0, medium="CPU", group_idx=0
+            ),
+        )
+        assert hits(index)["a"] == 0
+
+    def test_new_life_may_have_other_groups(self, index: PrefixIndex) -> None:
+        """A purge forgets kinds, too."""
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="mamba"))
+        index.purge("a")
         index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
         assert hits(index)["a"] == 16
 

@@ -23,6 +23,7 @@ def worker(name, hit=0, *, confidence=1.0, queued=0):
         prefill_tokens_per_s=1000.0,
         decode_step_s=0.01,
         trust="partial" if confidence < 1 else "synced",
+        promised_tokens=hit if confidence == 1 else None,
     )
 
 
@@ -106,6 +107,18 @@ def test_an_outcome_completes_the_record():
     assert completed is log.get("r")
     assert (completed.predicted_tokens, completed.actual_tokens, completed.served_by) == (3000, 2992, "b")
     assert log.set_outcome("gone", actual_tokens=1) is None
+
+
+def test_a_large_fleet_leaves_what_explains_the_pick():
+    """Of 40 candidates the record keeps 16: the best ones, and the longest match that lost."""
+    pick, _ = picker()
+    crowd = [worker(f"w{n}", queued=100 * n) for n in range(39)]
+    record = pick.pick(RoutingRequest("r", 4000), [*crowd, worker("long", 3000, queued=90_000)])
+    kept = [candidate.worker_id for candidate in record.candidates]
+    assert record.num_candidates == 40
+    assert len(record.order) == 40
+    assert len(kept) == 16
+    assert {"w0", "long"} <= set(kept)
 
 
 def test_a_record_turns_into_json():
