@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from kvatlas.fleet.worker import EngineGauges, Worker
 
 __all__ = ["HealthMonitor", "parse_gauges"]
 
+_log = logging.getLogger(__name__)
 _SAMPLE = re.compile(r"^(vllm:[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+|NaN)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MAX_METRICS_BYTES = 8 * 1024 * 1024
@@ -82,6 +84,9 @@ class HealthMonitor:
             return
         worker.health_reason = "GET /health answered 200"
         await self._look_around()
+        if not worker.healthy:
+            models = ", ".join(worker.models) or "unknown models"
+            _log.info("worker %s: healthy, serves %s", worker.worker_id, models)
         worker.failed_checks = 0
         worker.healthy = True
 
@@ -99,7 +104,9 @@ class HealthMonitor:
         worker = self._worker
         worker.failed_checks += 1
         worker.health_reason = reason
-        if worker.failed_checks >= self._failures:
+        if worker.failed_checks >= self._failures or not worker.healthy:
+            if worker.healthy or worker.failed_checks == 1:
+                _log.warning("worker %s: gets no traffic: %s", worker.worker_id, reason)
             worker.healthy = False
 
     async def _status(self, path: str) -> int:

@@ -4,6 +4,7 @@ The subscriber calls this in order, each batch once per life. What arrives is de
 and therefore a gap; a malformed event may have been a removal, so it counts as a loss too.
 """
 
+import logging
 from dataclasses import dataclass
 
 from kvatlas.clock import Clock
@@ -14,6 +15,8 @@ from kvatlas.index import PrefixIndex
 from kvatlas.stream import StreamStatus
 
 __all__ = ["EventSource", "SourceStats"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -150,4 +153,7 @@ class EventSource:
             self._become(Trust.PARTIAL, reason)
 
     def _become(self, level: Trust, reason: str) -> None:
+        if level is not self.trust.level:
+            severity = logging.INFO if level in (Trust.SYNCED, Trust.SYNCING) else logging.WARNING
+            _log.log(severity, "worker %s: trust %s -> %s: %s", self._worker_id, self.trust.level, level, reason)
         self.trust.become(level, reason, self._clock.monotonic_s())

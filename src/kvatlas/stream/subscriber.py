@@ -326,7 +326,13 @@ class ZmqEventSubscriber:
         if not self._connected:
             return
         if self._tracker.is_live:
-            self._report("live", f"all batches up to {self._tracker.last_seq} are delivered or reported lost")
+            last_seq = self._tracker.last_seq
+            known = (
+                "nothing was published yet"
+                if last_seq < 0
+                else f"all batches up to {last_seq} came or are reported lost"
+            )
+            self._report("live", known)
         else:
             self._report_syncing()
 
