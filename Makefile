@@ -9,9 +9,11 @@ BIN := .venv/bin
 VENV_STAMP := .venv/.installed
 REAL_STAMP := .venv-real/.installed
 FAST_TESTS := tests/unit tests/property tests/contract
+C_DIR := src/kvatlas/_native/c
+C_FLAGS := -std=c11 -g -O1 -Wall -Wextra -Wconversion -Wshadow -Werror
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-real bench clean
+.PHONY: help demo test check sanitize test-real bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +31,12 @@ check: $(VENV_STAMP) ## lint, format, types, import floors
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/contract/test_imports.py
 
+sanitize: ## the C kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with a driver of their own
+	@mkdir -p build
+	@$(CC) $(C_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I $(C_DIR) \
+	    -o build/kernel_driver tests/native/driver.c $(wildcard $(C_DIR)/*.c)
+	@build/kernel_driver
+
 test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 5 GB of memory)
 	@KVATLAS_REQUIRE_REAL=1 $(BIN)/pytest -q --durations=5 -o faulthandler_timeout=0 tests/real_engine
 
@@ -36,10 +44,11 @@ bench: $(VENV_STAMP) ## CPU time the gateway adds to a request
 	@$(BIN)/kvatlas bench gateway
 
 clean: ## remove caches and both environments
-	@rm -rf .venv .venv-real build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	@rm -rf .venv .venv-real build dist src/kvatlas/_native/*.so src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV_STAMP): pyproject.toml constraints.txt
+# The package is installed anew when the kernels change: that is what builds them. Without a compiler they run in Python.
+$(VENV_STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/kvatlas/_native/*.pyx src/kvatlas/_native/*.h $(C_DIR)/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "kvatlas needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "installing kvatlas and its tools into .venv"

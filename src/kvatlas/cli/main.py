@@ -40,8 +40,23 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 (click's signature)
+    if not wanted or ctx.resilient_parsing:
+        return
+    backend = importlib.import_module("kvatlas._native").backend_name()
+    click.echo(f"kvatlas, version {__version__}, {backend} kernels")
+    ctx.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="kvatlas")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version, and whether the kernels are native or pure Python.",
+)
 def cli() -> None:
     """kvatlas: send each LLM request to the engine that already holds its prefix."""
 

@@ -15,17 +15,17 @@ process unless given, so that nobody can prepare prompts that collide.
 import secrets
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
-import xxhash
-
+from kvatlas import _native
 from kvatlas.errors import HashingError
 from kvatlas.hashing.block_extras import NO_BLOCK_EXTRAS, BlockExtras
 from kvatlas.hashing.extra_keys import NO_EXTRAS, RequestExtras, block_extra_keys
-from kvatlas.hashing.token_ids import packed_token_ids
 
 __all__ = ["BlockKeyHasher"]
 
-_BYTES_PER_TOKEN = 8
+_FIRST_BLOCKS = 8
+_MOST_BLOCKS = 64
 _SEED_LIMIT = 1 << 64
 _OFFSET_LIMIT = 1 << 63
 _block_head = struct.Struct("<cQI").pack
@@ -78,7 +78,7 @@ class BlockKeyHasher:
 
     def root_key(self, namespace: str = "") -> int:
         """Return the parent key of first blocks in a namespace (a model name): models never share blocks."""
-        return xxhash.xxh3_64_intdigest(b"R" + _text(namespace), self.seed)
+        return _native.xxh3_64(b"R" + _text(namespace), self.seed)
 
     def block_key(self, parent_key: int, token_ids: Sequence[int], extras: BlockExtras = NO_BLOCK_EXTRAS) -> int:
         """Return the 64-bit key of one block.
@@ -91,19 +91,20 @@ class BlockKeyHasher:
         Raises:
             HashingError: bad token ids or parent key.
 
-        Cost: O(block), measured 1.7 us for 16 tokens in a list.
+        Cost: O(block), measured 1 us for 16 tokens in a list, in Python 3 us.
         """
         encoded = b"" if extras is NO_BLOCK_EXTRAS else _encode_extras(extras)
-        return self._key(parent_key, len(token_ids), packed_token_ids(token_ids), encoded)
+        num_tokens = len(token_ids)
+        if num_tokens == 0:
+            return self._empty_block_key(parent_key, encoded)
+        return _native.chain_xxh3(token_ids, num_tokens, parent_key, self.seed, [encoded] if encoded else None)[0]
 
-    def _key(self, parent_key: int, num_tokens: int, packed: bytes, encoded_extras: bytes) -> int:
+    def _empty_block_key(self, parent_key: int, encoded_extras: bytes) -> int:
         try:
-            head = _block_head(b"B", parent_key, num_tokens)
+            head = _block_head(b"B", parent_key, 0)
         except struct.error as error:
-            raise HashingError(
-                f"a parent key must be in 0..2**64-1 and a block under 2**32 tokens, got {parent_key} and {num_tokens}"
-            ) from error
-        return xxhash.xxh3_64_intdigest(head + packed + encoded_extras, self.seed)
+            raise HashingError(f"a parent key must be in 0..2**64-1, got {parent_key}") from error
+        return _native.xxh3_64(head + encoded_extras, self.seed)
 
     def chain(
         self, token_ids: Sequence[int], block_size: int, *, extras: RequestExtras = NO_EXTRAS, namespace: str = ""
@@ -113,30 +114,44 @@ class BlockKeyHasher:
         Raises:
             HashingError: bad token ids or block size.
 
-        Cost: O(n), measured 1 us for each 16-token block.
+        Cost: O(n), measured 30-50 ns for each 16-token block, in Python 1 us. An array (array, numpy) of 4- or 8-byte
+            integers is read where it lies.
         """
-        return list(self.iter_chain(token_ids, block_size, extras=extras, namespace=namespace))
+        if block_size < 1:
+            raise HashingError(f"block size must be at least 1 token, got {block_size}")
+        if not extras.is_empty:
+            return list(self.iter_chain(token_ids, block_size, extras=extras, namespace=namespace))
+        return _native.chain_xxh3(token_ids, block_size, self.root_key(namespace), self.seed).tolist()
 
     def iter_chain(
         self, token_ids: Sequence[int], block_size: int, *, extras: RequestExtras = NO_EXTRAS, namespace: str = ""
     ) -> Iterator[int]:
-        """Yield the keys that `chain` returns, each hashed only when asked for: a lookup stops at the first miss.
+        """Yield the keys that `chain` returns, hashed only a few ahead: a lookup stops at the first miss.
 
         Raises:
             HashingError: bad token ids or block size, with the first key.
         """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
-        packed = packed_token_ids(token_ids)
-        width = block_size * _BYTES_PER_TOKEN
+        words = _native.pack_tokens(token_ids)
+        num_blocks = len(words) // block_size
         key = self.root_key(namespace)
-        plain = extras.is_empty
-        encoded = b""
-        cursor = 0
-        for index in range(len(packed) // width):
-            if not plain:
-                start = index * block_size
-                tagged, cursor = block_extra_keys(extras, start, start + block_size, cursor)
-                encoded = _encode_extras(BlockExtras.from_tagged(tagged))
-            key = self._key(key, block_size, packed[index * width : (index + 1) * width], encoded)
-            yield key
+        encoded_extras = None if extras.is_empty else _encoded_extras(extras, block_size)
+        first, step = 0, _FIRST_BLOCKS
+        while first < num_blocks:
+            end = min(first + step, num_blocks)
+            encoded = None if encoded_extras is None else list(islice(encoded_extras, end - first))
+            part = words[first * block_size : end * block_size]
+            keys = _native.chain_xxh3(part, block_size, key, self.seed, encoded)
+            yield from keys
+            key = keys[-1]
+            first, step = end, min(2 * step, _MOST_BLOCKS)
+
+
+def _encoded_extras(extras: RequestExtras, block_size: int) -> Iterator[bytes]:
+    """Yield the encoded extras of every block from the first on, without end."""
+    start = cursor = 0
+    while True:
+        tagged, cursor = block_extra_keys(extras, start, start + block_size, cursor)
+        yield _encode_extras(BlockExtras.from_tagged(tagged))
+        start += block_size

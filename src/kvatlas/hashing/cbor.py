@@ -6,54 +6,11 @@ integers, whose codes can be looked up instead of computed.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
+from kvatlas._native import cbor_heads as heads
 from kvatlas.errors import HashingError
 
 __all__ = ["encode", "encode_hash_block"]
-
-_NONE = b"\xf6"
-_REMEMBERED_INTS = 1 << 18
-_UINT_LIMIT = 1 << 64
-
-_MAJOR_UINT = 0 << 5
-_MAJOR_NEGATIVE = 1 << 5
-_MAJOR_BYTES = 2 << 5
-_MAJOR_TEXT = 3 << 5
-_MAJOR_ARRAY = 4 << 5
-
-
-def _head(major: int, argument: int) -> bytes:
-    """The head of one item: major type in the top three bits, then the argument in the fewest bytes."""
-    if argument < 24:
-        return bytes((major | argument,))
-    if argument < 1 << 8:
-        return bytes((major | 24, argument))
-    if argument < 1 << 16:
-        return bytes((major | 25,)) + argument.to_bytes(2, "big")
-    if argument < 1 << 32:
-        return bytes((major | 26,)) + argument.to_bytes(4, "big")
-    if argument < _UINT_LIMIT:
-        return bytes((major | 27,)) + argument.to_bytes(8, "big")
-    raise HashingError(f"an integer in a hashed block must fit 64 bits, got {argument}")
-
-
-_remembered_head = lru_cache(maxsize=256)(_head)
-
-
-class _UintCodes(dict[int, bytes]):
-    """Codes of unsigned integers, remembered when small: a vocabulary is used over and over."""
-
-    __slots__ = ()
-
-    def __missing__(self, value: int) -> bytes:
-        code = _head(_MAJOR_UINT, value)
-        if value < _REMEMBERED_INTS:
-            self[value] = code
-        return code
-
-
-_uint_code = _UintCodes().__getitem__
 
 
 def encode(value: object) -> bytes:
@@ -65,19 +22,19 @@ def encode(value: object) -> bytes:
     Source: RFC 8949 section 4.2.1; equal to `cbor2.dumps(value, canonical=True)` for these types.
     """
     if value is None:
-        return _NONE
+        return heads.NULL
     if type(value) is int:
-        return _head(_MAJOR_UINT, value) if value >= 0 else _head(_MAJOR_NEGATIVE, -1 - value)
+        return heads.head(heads.UINT, value) if value >= 0 else heads.head(heads.NEGATIVE, -1 - value)
     if type(value) is bytes:
-        return _head(_MAJOR_BYTES, len(value)) + value
+        return heads.head(heads.BYTES, len(value)) + value
     if isinstance(value, str):
         try:
             text = value.encode()
         except UnicodeEncodeError as error:
             raise HashingError(f"text in a hashed block must be valid Unicode: {error}") from error
-        return _head(_MAJOR_TEXT, len(text)) + text
+        return heads.head(heads.TEXT, len(text)) + text
     if isinstance(value, tuple):
-        return b"".join((_head(_MAJOR_ARRAY, len(value)), *map(encode, value)))
+        return b"".join((heads.head(heads.ARRAY, len(value)), *map(encode, value)))
     raise HashingError(f"a hashed block holds int, bytes, str, tuple and None only, got {type(value).__name__}")
 
 
@@ -95,8 +52,7 @@ def encode_hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: tuple
     Cost: O(block), measured 1.7 us for 16 tokens.
     Source: vLLM 0.32.0 kv_cache_utils.hash_block_tokens with sha256_cbor / xxhash_cbor.
     """
-    head = (
-        b"\x83" + _remembered_head(_MAJOR_BYTES, len(parent)) + parent + _remembered_head(_MAJOR_ARRAY, len(token_ids))
-    )
-    tail = _NONE if extra_keys is None else encode(extra_keys)
-    return b"".join([head, *map(_uint_code, token_ids), tail])
+    parent_head = heads.remembered_head(heads.BYTES, len(parent))
+    array_head = heads.remembered_head(heads.ARRAY, len(token_ids))
+    tail = heads.NULL if extra_keys is None else encode(extra_keys)
+    return b"".join([b"\x83", parent_head, parent, array_head, *map(heads.uint_code, token_ids), tail])

@@ -1,31 +1,15 @@
 """Token ids in one exact form, whatever sequence they arrive in.
 
 A digest over pickled integers depends on their Python type: `numpy.int64(1)` and `True` pickle to other bytes than `1`.
-So every hash in this room is taken over what these functions return: plain `int` values in 0..2**63-1.
+So every hash in this room is taken over plain integers in 0..2**63-1: as `int` values here, as machine words in the
+kernels, which read them from a list or an array by the same rules.
 """
 
-import sys
-from array import array
 from collections.abc import Sequence
 
-from kvatlas.errors import HashingError
+from kvatlas._native import MAX_TOKEN_ID, pack_tokens
 
-__all__ = ["MAX_TOKEN_ID", "normalise_token_ids", "packed_token_ids"]
-
-MAX_TOKEN_ID = 2**63 - 1
-
-
-def _packed(token_ids: Sequence[int]) -> "array[int]":
-    """The token ids as unsigned 64-bit machine words, after the range check."""
-    if isinstance(token_ids, bytes | bytearray):  # array() would read these as machine words
-        token_ids = list(token_ids)
-    try:
-        array("q", token_ids)  # refuses 2**63 and above; far cheaper than looking for the maximum
-        return array("Q", token_ids)  # refuses what is negative
-    except (TypeError, ValueError, OverflowError) as error:
-        raise HashingError(
-            f"token ids must be a sequence of integers in 0..{MAX_TOKEN_ID}, got {type(token_ids).__name__}: {error}"
-        ) from error
+__all__ = ["MAX_TOKEN_ID", "normalise_token_ids"]
 
 
 def normalise_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -36,16 +20,4 @@ def normalise_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
 
     Cost: O(n), measured 45 ns for each token of a list.
     """
-    return tuple(_packed(token_ids))
-
-
-def packed_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Return the token ids as 8-byte little-endian words, one after the other.
-
-    Raises:
-        HashingError: a value is not an integer, or is outside 0..2**63-1.
-    """
-    words = _packed(token_ids)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
+    return tuple(pack_tokens(token_ids))

@@ -9,10 +9,12 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import xxhash
 
+from kvatlas import _native
 from kvatlas.errors import HashingError
 from kvatlas.hashing import cbor
 from kvatlas.hashing.extra_keys import NO_EXTRAS, RequestExtras, TaggedKeys, block_extra_keys, multimodal_cursor
@@ -24,6 +26,7 @@ VLLM_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 _DEFAULT_SEED = "vllm-none-hash"
 _PICKLE_PROTOCOL = 5
+_SHA256_BYTES = 32
 
 
 def _sha256(data: bytes) -> bytes:
@@ -108,7 +111,8 @@ class VllmHasher:
         Raises:
             HashingError: bad token ids, extras or block size.
 
-        Cost: O(n); measured 2-4 us for each 16-token block, depending on the algorithm.
+        Cost: O(n). For each 16-token block 2-4 us; with sha256_cbor and the native kernels 0.2 us, and no copy when
+            `token_ids` is an array (array, numpy) of 4- or 8-byte integers.
         """
         return self.extend_chain([], token_ids, block_size, extras=extras)
 
@@ -133,8 +137,15 @@ class VllmHasher:
         if num_new <= 0:
             return []
         # Only the new tail is converted: a decode step must not pay for its whole prompt.
-        tail = normalise_token_ids(token_ids[start : start + num_new * block_size])
+        tail = token_ids[start : start + num_new * block_size]
         parent = known[-1] if known else self.none_hash
+        if self.algo == "sha256_cbor":
+            return _sha256_cbor_chain(parent, tail, block_size, extras, start)
+        return self._chain(parent, normalise_token_ids(tail), block_size, extras, start)
+
+    def _chain(
+        self, parent: bytes, tail: tuple[int, ...], block_size: int, extras: RequestExtras, start: int
+    ) -> list[bytes]:
         blocks = (tail[offset : offset + block_size] for offset in range(0, len(tail), block_size))
         digests = []
         if extras.is_empty:
@@ -143,13 +154,32 @@ class VllmHasher:
                 parent = digest(serialise(parent, block, None))
                 digests.append(parent)
             return digests
-        cursor = multimodal_cursor(extras, start)
-        for block in blocks:
-            keys, cursor = block_extra_keys(extras, start, start + block_size, cursor)
+        for block, keys in zip(blocks, _extra_keys_from(extras, start, block_size), strict=False):
             parent = self._hash_plain(parent, block, keys)
             digests.append(parent)
-            start += block_size
         return digests
+
+
+def _extra_keys_from(extras: RequestExtras, start: int, block_size: int) -> Iterator[TaggedKeys | None]:
+    """Yield the extra keys of the blocks from token `start` on, without end."""
+    cursor = multimodal_cursor(extras, start)
+    while True:
+        keys, cursor = block_extra_keys(extras, start, start + block_size, cursor)
+        yield keys
+        start += block_size
+
+
+def _sha256_cbor_chain(
+    parent: bytes, tail: Sequence[int], block_size: int, extras: RequestExtras, start: int
+) -> list[bytes]:
+    """The chain of complete blocks whose first token is number `start`, in one call of the kernel."""
+    encoded = None
+    if not extras.is_empty:
+        tail = _native.pack_tokens(tail)  # bad token ids are told before bad extras
+        keys = islice(_extra_keys_from(extras, start, block_size), len(tail) // block_size)
+        encoded = [None if one is None else cbor.encode(one) for one in keys]
+    joined = _native.chain_sha256_cbor(tail, block_size, parent, encoded)
+    return [joined[at : at + _SHA256_BYTES] for at in range(0, len(joined), _SHA256_BYTES)]
 
 
 def hash64(digest: bytes) -> int:

@@ -1,0 +1,42 @@
+"""The extension's build; everything else about the package stands in pyproject.toml.
+
+The extension is optional: without a compiler, headers or Cython the package installs and runs its Python twin. It is
+built against the stable ABI for a wheel, so that one wheel serves every CPython from 3.11 on. An editable install is for
+this interpreter alone and built for it, which reads lists of token ids twice as fast. `KVATLAS_ABI3=0|1` overrides.
+"""
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+NATIVE = Path("src/kvatlas/_native")
+WANTS_STABLE_ABI = os.environ.get("KVATLAS_ABI3", "1" if "bdist_wheel" in sys.argv else "0") == "1"
+STABLE_ABI = WANTS_STABLE_ABI and not sysconfig.get_config_var("Py_GIL_DISABLED")  # there is none without the GIL
+
+
+def extensions() -> list[Extension]:
+    """The kernels, or nothing where Cython is missing."""
+    try:
+        from Cython.Build import cythonize  # noqa: PLC0415 (a build without isolation may lack it)
+    except ImportError:
+        return []
+    kernel = Extension(
+        "kvatlas._native.kernel",
+        sources=[str(NATIVE / "kernel.pyx"), *sorted(map(str, (NATIVE / "c").glob("*.c")))],
+        depends=sorted(map(str, NATIVE.rglob("*.h"))),
+        include_dirs=[str(NATIVE), str(NATIVE / "c")],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
+        py_limited_api=STABLE_ABI,
+        extra_compile_args=["-std=c11", "-O3"],
+        optional=True,
+    )
+    return list(cythonize([kernel], build_dir="build/cython"))
+
+
+setup(
+    ext_modules=extensions(),
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
+)

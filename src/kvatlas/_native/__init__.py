@@ -1,0 +1,36 @@
+"""Kernels of the hot path: token ids in, hashes of blocks out; in C where it is built, in Python otherwise.
+
+What lives here: loops over token ids whose cost is measured, as pure functions. What must not: anything that knows a
+request, an engine's settings, or a file; the C files do not even know Python.
+"""
+
+from kvatlas._native.arguments import MAX_TOKEN_ID
+from kvatlas._native.select import Kernels, choose, kernels, load_native
+
+__all__ = [
+    "MAX_TOKEN_ID",
+    "Kernels",
+    "backend_name",
+    "chain_fnv1a_cbor",
+    "chain_sha256_cbor",
+    "chain_sha256_pages",
+    "chain_xxh3",
+    "choose",
+    "fnv1a_64",
+    "load_native",
+    "pack_tokens",
+    "xxh3_64",
+]
+
+chain_fnv1a_cbor = kernels.chain_fnv1a_cbor
+chain_sha256_cbor = kernels.chain_sha256_cbor
+chain_sha256_pages = kernels.chain_sha256_pages
+chain_xxh3 = kernels.chain_xxh3
+fnv1a_64 = kernels.fnv1a_64
+pack_tokens = kernels.pack_tokens
+xxh3_64 = kernels.xxh3_64
+
+
+def backend_name() -> str:
+    """Return which backend runs: "pure", or "native" with the SHA-256 it found, as in "native (sha-ni)"."""
+    return kernels.BACKEND

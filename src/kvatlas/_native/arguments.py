@@ -1,0 +1,49 @@
+"""Checks of what both backends are given, so that they refuse the same things in the same words."""
+
+from collections.abc import Sequence
+
+from kvatlas.errors import HashingError
+
+__all__ = ["MAX_TOKEN_ID", "bad_token_ids", "count_blocks", "require_extras", "require_u64"]
+
+MAX_TOKEN_ID = 2**63 - 1
+_U32_LIMIT = 1 << 32
+_U64_LIMIT = 1 << 64
+
+
+def bad_token_ids(token_ids: object, reason: object) -> HashingError:
+    """The error of token ids that are no integers or out of range."""
+    return HashingError(
+        f"token ids must be a sequence of integers in 0..{MAX_TOKEN_ID}, got {type(token_ids).__name__}: {reason}"
+    )
+
+
+def count_blocks(num_tokens: int, block_size: int) -> int:
+    """Return how many complete blocks there are.
+
+    Raises:
+        HashingError: a block of no token, or of 2**32 and more.
+    """
+    if not 1 <= block_size < _U32_LIMIT:
+        raise HashingError(f"block size must be in 1..2**32-1 tokens, got {block_size}")
+    return num_tokens // block_size
+
+
+def require_u64(name: str, value: int) -> None:
+    """Refuse what does not fit an unsigned 64-bit word.
+
+    Raises:
+        HashingError: out of range.
+    """
+    if not 0 <= value < _U64_LIMIT:
+        raise HashingError(f"{name} must be in 0..2**64-1, got {value}")
+
+
+def require_extras(extras: Sequence[bytes | None] | None, num_blocks: int) -> None:
+    """Refuse a list of encoded extra keys that leaves blocks out.
+
+    Raises:
+        HashingError: fewer entries than blocks.
+    """
+    if extras is not None and len(extras) < num_blocks:
+        raise HashingError(f"extras must have one entry for each of {num_blocks} blocks, got {len(extras)}")
