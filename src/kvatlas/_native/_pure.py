@@ -8,6 +8,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
 import xxhash
 
@@ -140,7 +141,7 @@ def chain_sha256_pages(
     for page in range(num_pages):
         ids = words[page * page_size : (page + 1) * page_size + overlap]
         wide = max(ids) > _U32
-        pieces = [word for pair in zip(ids, ids[1:], strict=False) for word in pair] if bigram else ids
+        pieces = [word for pair in pairwise(ids) for word in pair] if bigram else ids
         message = parent + (b"\xff" if wide else b"") + struct.pack(f"<{len(pieces)}{'Q' if wide else 'I'}", *pieces)
         parent = hashlib.sha256(message).digest()
         digests.append(parent)
