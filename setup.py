@@ -1,8 +1,9 @@
 """The extension's build; everything else about the package stands in pyproject.toml.
 
 The extension is optional: without a compiler, headers or Cython the package installs and runs its Python twin. For a
-wheel it is built against the stable ABI, so that one wheel serves every CPython from 3.11 on. An editable install is for
-this interpreter alone and built for it, which reads lists of token ids four times as fast. `KVATLAS_ABI3=0|1` overrides.
+wheel it is built against the stable ABI, so that one wheel serves every CPython from 3.11 on. An editable install
+serves this interpreter alone and is built for it: lists of token ids are read four times as fast. `KVATLAS_ABI3=0|1`
+overrides.
 """
 
 import os

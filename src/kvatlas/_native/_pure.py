@@ -78,8 +78,8 @@ def _little_endian(words: "array[int]") -> bytes:
 
 def chain_sha256_cbor(
     token_ids: Sequence[int], block_size: int, parent: bytes, extras: Sequence[bytes | None] | None = None, /
-) -> bytes:
-    """Return the SHA-256 digests of the complete blocks, 32 bytes each, one after the other.
+) -> list[bytes]:
+    """Return the SHA-256 digests of the complete blocks.
 
     A block's message is canonical CBOR of [parent digest, [token ids], extra keys].
 
@@ -111,13 +111,13 @@ def chain_sha256_cbor(
         ]
         parent = hashlib.sha256(b"".join(message)).digest()
         digests.append(parent)
-    return b"".join(digests)
+    return digests
 
 
 def chain_sha256_pages(
     token_ids: Sequence[int], page_size: int, parent: bytes = b"", /, *, bigram: bool = False
-) -> bytes:
-    """Return the SHA-256 digests of the complete pages, 32 bytes each, one after the other.
+) -> list[bytes]:
+    """Return the SHA-256 digests of the complete pages.
 
     A page's message is the parent digest and its ids as u32 little-endian; when one of them needs more, 0xff and all as
     u64. With `bigram` a page is `page_size` pairs of neighbours, so it reads one token of the next page.
@@ -145,7 +145,7 @@ def chain_sha256_pages(
         message = parent + (b"\xff" if wide else b"") + struct.pack(f"<{len(pieces)}{'Q' if wide else 'I'}", *pieces)
         parent = hashlib.sha256(message).digest()
         digests.append(parent)
-    return b"".join(digests)
+    return digests
 
 
 def chain_xxh3(

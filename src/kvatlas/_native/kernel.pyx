@@ -9,7 +9,7 @@ from array import array
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize, PyBytes_Size
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from kvatlas._native import _pure
@@ -32,7 +32,7 @@ cdef extern from "tokens.h":
 
 
 cdef extern from "chain.h":
-    ctypedef void (*kva_sha256_compress)(uint32_t *state, const uint8_t *data, size_t blocks)
+    ctypedef void (*kva_sha256)(const uint8_t *padded, size_t blocks, uint8_t *digest)
 
     ctypedef enum kva_status:
         KVA_OK
@@ -43,11 +43,11 @@ cdef extern from "chain.h":
         const uint8_t *data
         size_t length
 
-    kva_sha256_compress kva_sha256_best(const char **name)
-    kva_status kva_chain_sha256_cbor(kva_sha256_compress compress, const kva_tokens *tokens, size_t block_size,
+    kva_sha256 kva_sha256_best(const char **name)
+    kva_status kva_chain_sha256_cbor(kva_sha256 sha256, const kva_tokens *tokens, size_t block_size,
                                      const uint8_t *parent, size_t parent_length, const kva_extra *extras,
                                      uint8_t *out)
-    kva_status kva_chain_sha256_pages(kva_sha256_compress compress, const kva_tokens *tokens, size_t page_size,
+    kva_status kva_chain_sha256_pages(kva_sha256 sha256, const kva_tokens *tokens, size_t page_size,
                                       bint bigram, const uint8_t *parent, size_t parent_length, uint8_t *out)
     kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
                               const kva_extra *extras, uint64_t *out)
@@ -73,7 +73,7 @@ cdef extern from "python_ints.h":
 
 
 cdef const char *_sha256_name
-cdef kva_sha256_compress _compress = kva_sha256_best(&_sha256_name)
+cdef kva_sha256 _sha256 = kva_sha256_best(&_sha256_name)
 
 BACKEND = "native (%s)" % (<bytes>_sha256_name).decode()
 
@@ -181,6 +181,13 @@ cdef int _require_ok(kva_status status, object token_ids) except -1:
     return 0
 
 
+cdef list _split(bytes digests):
+    """Joined digests, one each."""
+    cdef const char *at = PyBytes_AsString(digests)
+    cdef Py_ssize_t i
+    return [PyBytes_FromStringAndSize(at + 32 * i, 32) for i in range(PyBytes_Size(digests) // 32)]
+
+
 def pack_tokens(token_ids, /):
     tokens = _Tokens(token_ids)
     if tokens.words is not None:
@@ -195,12 +202,12 @@ def chain_sha256_cbor(token_ids, block_size, bytes parent not None, extras=None,
     cdef bytes digests = PyBytes_FromStringAndSize(NULL, 32 * num_blocks)
     _require_ok(
         kva_chain_sha256_cbor(
-            _compress, &tokens.c, block_size, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent),
+            _sha256, &tokens.c, block_size, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent),
             NULL if encoded is None else encoded.c, <uint8_t *>PyBytes_AsString(digests),
         ),
         token_ids,
     )
-    return digests
+    return _split(digests)
 
 
 def chain_sha256_pages(token_ids, page_size, bytes parent not None=b"", /, *, bint bigram=False):
@@ -210,12 +217,12 @@ def chain_sha256_pages(token_ids, page_size, bytes parent not None=b"", /, *, bi
     cdef bytes digests = PyBytes_FromStringAndSize(NULL, 32 * num_pages)
     _require_ok(
         kva_chain_sha256_pages(
-            _compress, &tokens.c, page_size, bigram, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent),
+            _sha256, &tokens.c, page_size, bigram, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent),
             <uint8_t *>PyBytes_AsString(digests),
         ),
         token_ids,
     )
-    return digests
+    return _split(digests)
 
 
 def chain_xxh3(token_ids, block_size, parent, seed, extras=None, /):

@@ -7,17 +7,17 @@ shared: hashing prompts and parsing recordings is the same work on both sides, d
 
 import gc
 import statistics
-import subprocess
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import thread_time_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from kvatlas.bench import prefix_cache_vllm
+from kvatlas.bench.child import PeerProcess, peer_process
 from kvatlas.bench.prefix_cache_vllm import BLOCK_SIZE, PROMPT_BLOCKS, long_prompts
 from kvatlas.bench.report import BenchReport, BenchRow, machine_name
 from kvatlas.errors import ConfigError
@@ -333,34 +333,21 @@ def _quiet_memory() -> Iterator[None]:
 
 
 class _VllmCache:
-    """The engine's cache in a child process: one JSON line asks, one answers."""
+    """The engine's cache in a child process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: PeerProcess) -> None:
         self._process = process
 
-    def _ask(self, **command: Any) -> Any:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise ConfigError("the peer's process has no pipes")
-        try:
-            stdin.write(msgspec.json.encode(command) + b"\n")
-            stdin.flush()
-            line = stdout.readline()
-        except OSError:
-            line = b""
-        if not line:
-            raise ConfigError("the vLLM process ended: its own error says why (does its interpreter have vllm 0.32?)")
-        return msgspec.json.decode(line)
-
     def operations(self, path: Path) -> OperationsResult:
-        return msgspec.convert(self._ask(work="operations", path=str(path)), OperationsResult)
+        return msgspec.convert(self._process.ask(work="operations", path=str(path)), OperationsResult)
 
     def requests(self, count: int) -> OperationsResult:
-        return msgspec.convert(self._ask(work="requests", count=count, num_blocks=_POOL_BLOCKS), OperationsResult)
+        answer = self._process.ask(work="requests", count=count, num_blocks=_POOL_BLOCKS)
+        return msgspec.convert(answer, OperationsResult)
 
     def bytes_per_block(self) -> float:
         count = _MEMORY_BLOCKS // PROMPT_BLOCKS * 2
-        return float(self._ask(work="memory", count=count, num_blocks=_MEMORY_BLOCKS))
+        return float(self._process.ask(work="memory", count=count, num_blocks=_MEMORY_BLOCKS))
 
 
 @contextmanager
@@ -370,18 +357,6 @@ def _vllm(interpreter: str | Path) -> Iterator[_VllmCache]:
     Raises:
         ConfigError: there is no such interpreter.
     """
-    command = [str(interpreter), prefix_cache_vllm.__file__]
     environment = prefix_cache_vllm.environment()
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    except OSError as error:
-        raise ConfigError(f"interpreter {str(interpreter)!r} cannot be started: {error}") from error
-    try:
+    with peer_process(interpreter, prefix_cache_vllm.__file__, needs="vllm 0.32", environment=environment) as process:
         yield _VllmCache(process)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # what was written to a process that is gone
-                if pipe is not None:
-                    pipe.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from kvatlas.bench import BenchReport, run_gateway_bench
+from kvatlas.bench.hash import HASH_PEERS, run_hash_bench
 from kvatlas.bench.prefix_cache import run_prefix_cache_bench
 from kvatlas.cli.output import print_json, print_table
 from kvatlas.errors import ConfigError
@@ -51,6 +52,23 @@ def gateway(
         for row in report.rows
     ]
     _print(BenchReport(next(iter(reports.values())).machine, rows), as_json=as_json)
+
+
+@command.command(name="hash")
+@click.option(
+    "--against",
+    type=click.Choice(list(HASH_PEERS)),
+    default=None,
+    help="Measure the installed peer's hasher in turns; without it, and in its other rows, the Python kernels.",
+)
+@click.option("--interpreter", default=".venv-real/bin/python", show_default=True, help="The Python that has the peer.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each; medians count."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def hash_command(*, against: str | None, interpreter: str, rounds: int, as_json: bool) -> None:
+    """Nanoseconds for each block of a long prompt, of every chain of block hashes."""
+    _print(run_hash_bench(against=against, interpreter=interpreter, rounds=rounds), as_json=as_json)
 
 
 @command.command(name="prefix-cache")

@@ -26,7 +26,6 @@ VLLM_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 _DEFAULT_SEED = "vllm-none-hash"
 _PICKLE_PROTOCOL = 5
-_SHA256_BYTES = 32
 
 
 def _sha256(data: bytes) -> bytes:
@@ -178,8 +177,7 @@ def _sha256_cbor_chain(
         tail = _native.pack_tokens(tail)  # bad token ids are told before bad extras
         keys = islice(_extra_keys_from(extras, start, block_size), len(tail) // block_size)
         encoded = [None if one is None else cbor.encode(one) for one in keys]
-    joined = _native.chain_sha256_cbor(tail, block_size, parent, encoded)
-    return [joined[at : at + _SHA256_BYTES] for at in range(0, len(joined), _SHA256_BYTES)]
+    return _native.chain_sha256_cbor(tail, block_size, parent, encoded)
 
 
 def hash64(digest: bytes) -> int:

@@ -2,7 +2,9 @@
 #ifndef KVA_BYTES_H
 #define KVA_BYTES_H
 
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 static inline uint32_t kva_load32le(const uint8_t *p)
 {
@@ -45,6 +47,16 @@ static inline void kva_store64be(uint8_t *p, uint64_t v)
 {
     kva_store32be(p, (uint32_t)(v >> 32));
     kva_store32be(p + 4, (uint32_t)v);
+}
+
+static inline void kva_store_words64le(uint8_t *p, const uint64_t *words, size_t count)
+{
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    memcpy(p, words, count * sizeof *words);
+#else
+    for (size_t i = 0; i < count; i++)
+        kva_store64le(p + 8 * i, words[i]);
+#endif
 }
 
 static inline uint32_t kva_swap32(uint32_t v)

@@ -1,77 +1,92 @@
-#include "chain.h"
-
+/* The chains of engines: SHA-256 or FNV-1a over each block in its engine's form. */
 #include "bytes.h"
 #include "cbor.h"
 #include "fnv1a.h"
-#include "xxh3.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "message.h"
 
 static const uint8_t cbor_null[1] = {KVA_CBOR_NULL};
-
-static size_t longest_extra(const kva_extra *extras, size_t blocks)
-{
-    size_t longest = sizeof cbor_null;
-    for (size_t i = 0; extras && i < blocks; i++)
-        if (extras[i].length > longest)
-            longest = extras[i].length;
-    return longest;
-}
-
-static uint8_t *append(uint8_t *out, const void *data, size_t length)
-{
-    if (length > 0)
-        memcpy(out, data, length);
-    return out + length;
-}
 
 static uint8_t *append_extra_cbor(uint8_t *out, const kva_extra *extras, size_t block)
 {
     if (extras && extras[block].data)
-        return append(out, extras[block].data, extras[block].length);
-    return append(out, cbor_null, sizeof cbor_null);
+        return kva_append(out, extras[block].data, extras[block].length);
+    return kva_append(out, cbor_null, sizeof cbor_null);
 }
 
-/* One allocation: the words of a block, then its message. NULL when there is no memory or the size does not fit. */
-static uint64_t *block_buffer(size_t words, size_t bytes_per_word, size_t fixed_bytes)
-{
-    if (words > (SIZE_MAX / 2 - fixed_bytes) / (sizeof(uint64_t) + bytes_per_word))
-        return NULL;
-    return malloc(words * (sizeof(uint64_t) + bytes_per_word) + fixed_bytes);
-}
+/* A message whose parent is still missing. */
+typedef struct {
+    uint8_t *start, *parent;
+    size_t blocks;
+} pending;
 
-kva_status kva_chain_sha256_cbor(kva_sha256_compress compress, const kva_tokens *tokens, size_t block_size,
-                                 const uint8_t *parent, size_t parent_length, const kva_extra *extras, uint8_t *out)
+/* One block of one of the SHA-256 chains, written to a buffer with a gap for the parent. Returns 0 for a bad token. */
+typedef int (*write_message)(const void *chain, size_t block, size_t parent_length, uint64_t *words, pending *message);
+
+/* The chain itself. A block's message is written before the block in front of it is hashed: its stores have then long
+   reached the cache when the hash loads them in other widths, and the writing fills the time that a chain of hashes,
+   each waiting for the one before, leaves the processor idle. Only the 32 bytes of the parent come late. */
+static kva_status chain_sha256(kva_sha256 sha256, const void *chain, write_message write, size_t blocks, size_t width,
+                               size_t message_bytes, const uint8_t *parent, size_t parent_length, uint8_t *out)
 {
-    size_t blocks = tokens->count / block_size;
     if (blocks == 0)
         return KVA_OK;
-    size_t longest_parent = parent_length > KVA_SHA256_BYTES ? parent_length : KVA_SHA256_BYTES;
-    uint64_t *words = block_buffer(block_size, KVA_CBOR_HEAD_MAX,
-                                   1 + 2 * KVA_CBOR_HEAD_MAX + longest_parent + longest_extra(extras, blocks) +
-                                       KVA_SHA256_PADDING_MAX + KVA_CBOR_SLACK);
+    uint64_t *words = kva_block_buffer(width, 0, 2 * message_bytes);
     if (!words)
         return KVA_NO_MEMORY;
-    uint8_t *message = (uint8_t *)(words + block_size);
-    message[0] = KVA_CBOR_ARRAY | 3;
-    kva_status status = KVA_OK;
-    for (size_t block = 0; block < blocks; block++, out += KVA_SHA256_BYTES) {
-        if (!kva_tokens_widen(tokens, block * block_size, block_size, words)) {
+    uint8_t *buffer = (uint8_t *)(words + width);
+    pending now = {buffer, NULL, 0}, next = {buffer + message_bytes, NULL, 0};
+    kva_status status = write(chain, 0, parent_length, words, &now) ? KVA_OK : KVA_BAD_TOKEN;
+    for (size_t block = 0; block < blocks && status == KVA_OK; block++, out += KVA_SHA256_BYTES) {
+        if (block + 1 < blocks && !write(chain, block + 1, KVA_SHA256_BYTES, words, &next))
             status = KVA_BAD_TOKEN;
-            break;
-        }
-        uint8_t *end = kva_cbor_head(message + 1, KVA_CBOR_BYTES, parent_length);
-        end = append(end, parent, parent_length);
-        end = kva_cbor_head(end, KVA_CBOR_ARRAY, block_size);
-        end = kva_cbor_uints(end, words, block_size);
-        end = append_extra_cbor(end, extras, block);
-        kva_sha256_in_place(compress, message, (size_t)(end - message), out);
+        kva_append(now.parent, parent, parent_length);
+        sha256(now.start, now.blocks, out);
         parent = out;
         parent_length = KVA_SHA256_BYTES;
+        pending written = now;
+        now = next;
+        next = written;
     }
     free(words);
     return status;
+}
+
+static size_t longest_parent(size_t parent_length)
+{
+    return parent_length > KVA_SHA256_BYTES ? parent_length : KVA_SHA256_BYTES;
+}
+
+typedef struct {
+    const kva_tokens *tokens;
+    size_t block_size;
+    const kva_extra *extras;
+} cbor_chain;
+
+static int write_cbor(const void *context, size_t block, size_t parent_length, uint64_t *words, pending *message)
+{
+    const cbor_chain *chain = context;
+    if (!kva_tokens_widen(chain->tokens, block * chain->block_size, chain->block_size, words))
+        return 0;
+    message->start[0] = KVA_CBOR_ARRAY | 3;
+    message->parent = kva_cbor_head(message->start + 1, KVA_CBOR_BYTES, parent_length);
+    uint8_t *end = message->parent + parent_length;
+    end = kva_cbor_head(end, KVA_CBOR_ARRAY, chain->block_size);
+    end = kva_cbor_uints(end, words, chain->block_size);
+    end = append_extra_cbor(end, chain->extras, block);
+    message->blocks = kva_sha256_pad(message->start, (size_t)(end - message->start));
+    return 1;
+}
+
+kva_status kva_chain_sha256_cbor(kva_sha256 sha256, const kva_tokens *tokens, size_t block_size, const uint8_t *parent,
+                                 size_t parent_length, const kva_extra *extras, uint8_t *out)
+{
+    size_t blocks = tokens->count / block_size;
+    cbor_chain chain = {tokens, block_size, extras};
+    if (blocks > 0 && block_size > SIZE_MAX / 64) /* the sum below must not wrap */
+        return KVA_NO_MEMORY;
+    size_t message_bytes = 1 + (2 + block_size) * KVA_CBOR_HEAD_MAX + longest_parent(parent_length) +
+                           kva_longest_extra(extras, blocks) + KVA_SHA256_PADDING_MAX + KVA_CBOR_SLACK;
+    return chain_sha256(sha256, &chain, write_cbor, blocks, block_size, message_bytes, parent, parent_length, out);
 }
 
 /* The ids of one page as they are hashed; returns the end. */
@@ -94,69 +109,32 @@ static uint8_t *append_page(uint8_t *out, const uint64_t *words, size_t count, i
     return out;
 }
 
-kva_status kva_chain_sha256_pages(kva_sha256_compress compress, const kva_tokens *tokens, size_t page_size, int bigram,
+typedef struct {
+    const kva_tokens *tokens;
+    size_t page_size, width;
+    int bigram;
+} page_chain;
+
+static int write_page(const void *context, size_t page, size_t parent_length, uint64_t *words, pending *message)
+{
+    const page_chain *chain = context;
+    if (!kva_tokens_widen(chain->tokens, page * chain->page_size, chain->width, words))
+        return 0;
+    message->parent = message->start;
+    uint8_t *end = append_page(message->start + parent_length, words, chain->width, chain->bigram);
+    message->blocks = kva_sha256_pad(message->start, (size_t)(end - message->start));
+    return 1;
+}
+
+kva_status kva_chain_sha256_pages(kva_sha256 sha256, const kva_tokens *tokens, size_t page_size, int bigram,
                                   const uint8_t *parent, size_t parent_length, uint8_t *out)
 {
     size_t pages = bigram ? kva_bigram_pages(tokens->count, page_size) : tokens->count / page_size;
-    if (pages == 0)
-        return KVA_OK;
-    size_t width = page_size + (bigram ? 1 : 0); /* no overflow: page_size <= count */
-    size_t longest_parent = parent_length > KVA_SHA256_BYTES ? parent_length : KVA_SHA256_BYTES;
-    uint64_t *words = block_buffer(width, 16, longest_parent + 1 + KVA_SHA256_PADDING_MAX);
-    if (!words)
+    if (pages > 0 && page_size > SIZE_MAX / 64)
         return KVA_NO_MEMORY;
-    uint8_t *message = (uint8_t *)(words + width);
-    kva_status status = KVA_OK;
-    for (size_t page = 0; page < pages; page++, out += KVA_SHA256_BYTES) {
-        if (!kva_tokens_widen(tokens, page * page_size, width, words)) {
-            status = KVA_BAD_TOKEN;
-            break;
-        }
-        uint8_t *end = append(message, parent, parent_length);
-        end = append_page(end, words, width, bigram);
-        kva_sha256_in_place(compress, message, (size_t)(end - message), out);
-        parent = out;
-        parent_length = KVA_SHA256_BYTES;
-    }
-    free(words);
-    return status;
-}
-
-/* The head has 13 bytes; it starts 3 bytes into the buffer, so that the ids behind it are aligned and can be widened
-   right where they are hashed. */
-enum { XXH3_SHIFT = 3, XXH3_HEAD = 13 };
-
-kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
-                          const kva_extra *extras, uint64_t *out)
-{
-    size_t blocks = tokens->count / block_size;
-    if (blocks == 0)
-        return KVA_OK;
-    uint64_t *buffer = block_buffer(block_size, 0, XXH3_SHIFT + XXH3_HEAD + longest_extra(extras, blocks));
-    if (!buffer)
-        return KVA_NO_MEMORY;
-    uint64_t *words = buffer + (XXH3_SHIFT + XXH3_HEAD) / sizeof(uint64_t);
-    uint8_t *message = (uint8_t *)buffer + XXH3_SHIFT;
-    message[0] = 'B';
-    kva_store32le(message + 9, (uint32_t)block_size);
-    kva_xxh3_key key;
-    kva_xxh3_prepare(&key, seed);
-    kva_status status = KVA_OK;
-    for (size_t block = 0; block < blocks; block++) {
-        if (!kva_tokens_widen(tokens, block * block_size, block_size, words)) {
-            status = KVA_BAD_TOKEN;
-            break;
-        }
-        for (size_t i = 0; i < block_size; i++) /* nothing to do on little-endian machines, and compiled to nothing */
-            kva_store64le((uint8_t *)(words + i), words[i]);
-        kva_store64le(message + 1, parent);
-        uint8_t *end = (uint8_t *)(words + block_size);
-        if (extras && extras[block].data)
-            end = append(end, extras[block].data, extras[block].length);
-        parent = out[block] = kva_xxh3_64(&key, message, (size_t)(end - message));
-    }
-    free(buffer);
-    return status;
+    page_chain chain = {tokens, page_size, page_size + (bigram ? 1 : 0), bigram};
+    size_t message_bytes = longest_parent(parent_length) + 1 + 16 * page_size + KVA_SHA256_PADDING_MAX;
+    return chain_sha256(sha256, &chain, write_page, pages, chain.width, message_bytes, parent, parent_length, out);
 }
 
 kva_status kva_chain_fnv1a_cbor(const kva_tokens *tokens, size_t block_size, uint64_t parent, const kva_extra *extras,
@@ -165,8 +143,8 @@ kva_status kva_chain_fnv1a_cbor(const kva_tokens *tokens, size_t block_size, uin
     size_t blocks = tokens->count / block_size;
     if (blocks == 0)
         return KVA_OK;
-    uint64_t *words = block_buffer(block_size, KVA_CBOR_HEAD_MAX,
-                                   1 + 2 * KVA_CBOR_HEAD_MAX + longest_extra(extras, blocks) + KVA_CBOR_SLACK);
+    uint64_t *words = kva_block_buffer(block_size, KVA_CBOR_HEAD_MAX,
+                                   1 + 2 * KVA_CBOR_HEAD_MAX + kva_longest_extra(extras, blocks) + KVA_CBOR_SLACK);
     if (!words)
         return KVA_NO_MEMORY;
     uint8_t *message = (uint8_t *)(words + block_size);

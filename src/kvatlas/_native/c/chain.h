@@ -17,12 +17,12 @@ typedef struct {
 
 /* SHA-256 over canonical CBOR of [parent bytes, [token ids], extra]; `extra` is CBOR already, null when there is none.
    out: 32 bytes for each block. */
-kva_status kva_chain_sha256_cbor(kva_sha256_compress compress, const kva_tokens *tokens, size_t block_size,
+kva_status kva_chain_sha256_cbor(kva_sha256 sha256, const kva_tokens *tokens, size_t block_size,
                                  const uint8_t *parent, size_t parent_length, const kva_extra *extras, uint8_t *out);
 
 /* SHA-256 over parent and the ids of a page: 4 bytes little-endian each, or 0xff and 8 bytes each when one of the page
    needs more than 32 bits. With `bigram` a page of n pairs is the words t0 t1 t1 t2 .. of n + 1 tokens. */
-kva_status kva_chain_sha256_pages(kva_sha256_compress compress, const kva_tokens *tokens, size_t page_size, int bigram,
+kva_status kva_chain_sha256_pages(kva_sha256 sha256, const kva_tokens *tokens, size_t page_size, int bigram,
                                   const uint8_t *parent, size_t parent_length, uint8_t *out);
 
 /* XXH3-64 over "B", parent (8 bytes), number of token ids (4), token ids (8 each), all little-endian, and the extra. */

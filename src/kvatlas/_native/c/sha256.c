@@ -28,8 +28,10 @@ static inline uint32_t rotate_right(uint32_t v, unsigned by)
     return v >> by | v << (32 - by);
 }
 
-void kva_sha256_portable(uint32_t state[8], const uint8_t *data, size_t blocks)
+void kva_sha256_portable(const uint8_t *data, size_t blocks, uint8_t digest[KVA_SHA256_BYTES])
 {
+    uint32_t state[8];
+    memcpy(state, initial_state, sizeof state);
     for (; blocks > 0; blocks--, data += KVA_SHA256_BLOCK) {
         uint32_t w[64];
         for (int t = 0; t < 16; t++)
@@ -51,30 +53,36 @@ void kva_sha256_portable(uint32_t state[8], const uint8_t *data, size_t blocks)
         state[0] += a, state[1] += b, state[2] += c, state[3] += d;
         state[4] += e, state[5] += f, state[6] += g, state[7] += h;
     }
+    for (int i = 0; i < 8; i++)
+        kva_store32be(digest + 4 * i, state[i]);
 }
 
 #ifdef KVA_HAVE_SHA_NI
 
+static inline __m128i load128(const void *p)
+{
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
 /* The instructions want the state as two registers, ABEF and CDGH (highest word first), and do four rounds from one
    register of message words with the round constants added. */
-__attribute__((target("sha,sse4.1,ssse3"))) static void sha_ni(uint32_t state[8], const uint8_t *data, size_t blocks)
+__attribute__((target("sha,sse4.1,ssse3"))) static void sha_ni(const uint8_t *data, size_t blocks,
+                                                               uint8_t digest[KVA_SHA256_BYTES])
 {
     const __m128i to_big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);
-    __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)state), 0xb1);       /* CDAB */
-    __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)(state + 4)), 0x1b); /* EFGH */
-    __m128i abef = _mm_alignr_epi8(abcd, efgh, 8);
-    __m128i cdgh = _mm_blend_epi16(efgh, abcd, 0xf0);
+    __m128i cdab = _mm_shuffle_epi32(load128(initial_state), 0xb1);
+    __m128i efgh = _mm_shuffle_epi32(load128(initial_state + 4), 0x1b);
+    __m128i abef = _mm_alignr_epi8(cdab, efgh, 8);
+    __m128i cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
 
     for (; blocks > 0; blocks--, data += KVA_SHA256_BLOCK) {
         const __m128i abef_before = abef, cdgh_before = cdgh;
         __m128i w[4]; /* the last 16 words of the schedule, oldest first */
         for (int i = 0; i < 4; i++)
-            w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(data + 16 * i)), to_big_endian);
+            w[i] = _mm_shuffle_epi8(load128(data + 16 * i), to_big_endian);
 #pragma GCC unroll 16
         for (int group = 0; group < 16; group++) {
-            __m128i words = w[0];
-            __m128i sum = _mm_add_epi32(
-                words, _mm_loadu_si128((const __m128i *)(const void *)(round_constants + 4 * group)));
+            __m128i sum = _mm_add_epi32(w[0], load128(round_constants + 4 * group));
             cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
             abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
             /* Words 16 further on: msg1 adds the s0 part, the alignr is w[t-7], msg2 adds the s1 part. */
@@ -91,8 +99,10 @@ __attribute__((target("sha,sse4.1,ssse3"))) static void sha_ni(uint32_t state[8]
 
     __m128i feba = _mm_shuffle_epi32(abef, 0x1b);
     __m128i dchg = _mm_shuffle_epi32(cdgh, 0xb1);
-    _mm_storeu_si128((__m128i *)(void *)state, _mm_blend_epi16(feba, dchg, 0xf0));      /* ABCD */
-    _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(dchg, feba, 8)); /* EFGH */
+    __m128i dcba = _mm_blend_epi16(feba, dchg, 0xf0);
+    __m128i hgfe = _mm_alignr_epi8(dchg, feba, 8);
+    _mm_storeu_si128((__m128i *)(void *)digest, _mm_shuffle_epi8(dcba, to_big_endian));
+    _mm_storeu_si128((__m128i *)(void *)(digest + 16), _mm_shuffle_epi8(hgfe, to_big_endian));
 }
 
 static int processor_has_sha_ni(void)
@@ -105,7 +115,7 @@ static int processor_has_sha_ni(void)
 
 #endif
 
-kva_sha256_compress kva_sha256_best(const char **name)
+kva_sha256 kva_sha256_best(const char **name)
 {
 #ifdef KVA_HAVE_SHA_NI
     if (processor_has_sha_ni()) {
@@ -117,17 +127,13 @@ kva_sha256_compress kva_sha256_best(const char **name)
     return kva_sha256_portable;
 }
 
-void kva_sha256_in_place(kva_sha256_compress compress, uint8_t *message, size_t length, uint8_t digest[32])
+size_t kva_sha256_pad(uint8_t *message, size_t length)
 {
-    uint32_t state[8];
-    memcpy(state, initial_state, sizeof state);
     /* A one bit, zeros, and the length in bits in the last 8 bytes of a block. */
     size_t blocks = (length + 8) / KVA_SHA256_BLOCK + 1;
     size_t end = blocks * KVA_SHA256_BLOCK;
     memset(message + length, 0, end - length);
     message[length] = 0x80;
     kva_store64be(message + end - 8, (uint64_t)length * 8);
-    compress(state, message, blocks);
-    for (int i = 0; i < 8; i++)
-        kva_store32be(digest + 4 * i, state[i]);
+    return blocks;
 }

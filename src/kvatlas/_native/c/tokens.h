@@ -13,10 +13,52 @@ typedef struct {
     kva_token_kind kind;
 } kva_tokens;
 
+/* A bad id has its top bit set once it is widened with its sign, whatever the kind: one OR over all finds it, and the
+   loop stays free of branches, so that it is vectorised. */
+#define KVA_WIDEN(type, wide)                                       \
+    do {                                                        \
+        const type *from = (const type *)tokens->data + first;  \
+        for (size_t i = 0; i < count; i++) {                    \
+            uint64_t word = (uint64_t)(wide)from[i];            \
+            seen |= word;                                       \
+            words[i] = word;                                    \
+        }                                                       \
+    } while (0)
+
+#define KVA_CHECK(type, wide)                                       \
+    do {                                                        \
+        const type *from = (const type *)tokens->data;          \
+        for (size_t i = 0; i < tokens->count; i++)              \
+            seen |= (uint64_t)(wide)from[i];                    \
+    } while (0)
+
 /* Copy `count` ids from `first` on into 64-bit words. Returns 0 when one is negative or above 2^63 - 1, else 1. */
-int kva_tokens_widen(const kva_tokens *tokens, size_t first, size_t count, uint64_t *words);
+static inline int kva_tokens_widen(const kva_tokens *tokens, size_t first, size_t count, uint64_t *words)
+{
+    uint64_t seen = 0;
+    switch (tokens->kind) {
+    case KVA_I32: KVA_WIDEN(int32_t, int64_t); break;
+    case KVA_U32: KVA_WIDEN(uint32_t, uint64_t); break;
+    case KVA_I64: KVA_WIDEN(int64_t, int64_t); break;
+    case KVA_U64: KVA_WIDEN(uint64_t, uint64_t); break;
+    }
+    return !(seen >> 63);
+}
 
 /* 1 when every id is in 0..2^63-1. */
-int kva_tokens_valid(const kva_tokens *tokens);
+static inline int kva_tokens_valid(const kva_tokens *tokens)
+{
+    uint64_t seen = 0;
+    switch (tokens->kind) {
+    case KVA_I32: KVA_CHECK(int32_t, int64_t); break;
+    case KVA_U32: return 1;
+    case KVA_I64: KVA_CHECK(int64_t, int64_t); break;
+    case KVA_U64: KVA_CHECK(uint64_t, uint64_t); break;
+    }
+    return !(seen >> 63);
+}
+
+#undef KVA_WIDEN
+#undef KVA_CHECK
 
 #endif

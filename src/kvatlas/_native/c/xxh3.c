@@ -1,22 +1,18 @@
 /* Written from the algorithm's published description; checked against the xxhash package for every length class. */
-#include "xxh3.h"
-
-#include "bytes.h"
+#include "xxh3_parts.h"
 
 #define PRIME32_1 0x9e3779b1u
 #define PRIME32_2 0x85ebca77u
 #define PRIME32_3 0xc2b2ae3du
-#define PRIME64_1 0x9e3779b185ebca87u
 #define PRIME64_2 0xc2b2ae3d27d4eb4fu
 #define PRIME64_3 0x165667b19e3779f9u
 #define PRIME64_4 0x85ebca77c2b2ae63u
 #define PRIME64_5 0x27d4eb2f165667c5u
-#define MIX_1 0x165667919e3779f9u
 #define MIX_2 0x9fb21c651e98df25u
 
 enum { STRIPE = 64, SECRET_STEP = 8, STRIPES_PER_BLOCK = (KVA_XXH3_SECRET - STRIPE) / SECRET_STEP };
 
-static const uint8_t secret[KVA_XXH3_SECRET] = {
+const uint8_t kva_xxh3_secret[KVA_XXH3_SECRET] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
     0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
     0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
@@ -35,27 +31,6 @@ static inline uint64_t rotate_left(uint64_t v, unsigned by)
     return v << by | v >> (64 - by);
 }
 
-/* Low and high half of the 128-bit product, XORed. */
-static inline uint64_t fold_product(uint64_t a, uint64_t b)
-{
-#ifdef __SIZEOF_INT128__
-    unsigned __int128 product = (unsigned __int128)a * b;
-    return (uint64_t)product ^ (uint64_t)(product >> 64);
-#else
-    uint64_t low = (a & 0xffffffffu) * (b & 0xffffffffu);
-    uint64_t mid_1 = (a >> 32) * (b & 0xffffffffu);
-    uint64_t mid_2 = (a & 0xffffffffu) * (b >> 32);
-    uint64_t carry = (low >> 32) + (mid_1 & 0xffffffffu) + mid_2;
-    return (carry << 32 | (low & 0xffffffffu)) ^ ((a >> 32) * (b >> 32) + (mid_1 >> 32) + (carry >> 32));
-#endif
-}
-
-static inline uint64_t avalanche(uint64_t h)
-{
-    h = (h ^ h >> 37) * MIX_1;
-    return h ^ h >> 32;
-}
-
 static inline uint64_t avalanche_xxh64(uint64_t h)
 {
     h = (h ^ h >> 33) * PRIME64_2;
@@ -65,13 +40,12 @@ static inline uint64_t avalanche_xxh64(uint64_t h)
 
 static inline uint64_t secret_xor(size_t at)
 {
-    return kva_load64le(secret + at) ^ kva_load64le(secret + at + 8);
+    return kva_load64le(kva_xxh3_secret + at) ^ kva_load64le(kva_xxh3_secret + at + 8);
 }
 
 static inline uint64_t mix16(const uint8_t *data, const uint8_t *key, uint64_t seed)
 {
-    return fold_product(kva_load64le(data) ^ (kva_load64le(key) + seed),
-                        kva_load64le(data + 8) ^ (kva_load64le(key + 8) - seed));
+    return kva_xxh3_mix(kva_load64le(data), kva_load64le(data + 8), key, seed);
 }
 
 static uint64_t up_to_16(const uint8_t *data, size_t length, uint64_t seed)
@@ -79,7 +53,7 @@ static uint64_t up_to_16(const uint8_t *data, size_t length, uint64_t seed)
     if (length > 8) {
         uint64_t low = kva_load64le(data) ^ (secret_xor(24) + seed);
         uint64_t high = kva_load64le(data + length - 8) ^ (secret_xor(40) - seed);
-        return avalanche(length + kva_swap64(low) + high + fold_product(low, high));
+        return kva_xxh3_avalanche(length + kva_swap64(low) + high + kva_xxh3_fold_product(low, high));
     }
     if (length >= 4) {
         seed ^= (uint64_t)kva_swap32((uint32_t)seed) << 32;
@@ -94,32 +68,32 @@ static uint64_t up_to_16(const uint8_t *data, size_t length, uint64_t seed)
     if (length > 0) {
         uint32_t all = (uint32_t)data[0] << 16 | (uint32_t)data[length >> 1] << 24 | data[length - 1] |
                        (uint32_t)length << 8;
-        return avalanche_xxh64(all ^ ((kva_load32le(secret) ^ kva_load32le(secret + 4)) + seed));
+        return avalanche_xxh64(all ^ ((kva_load32le(kva_xxh3_secret) ^ kva_load32le(kva_xxh3_secret + 4)) + seed));
     }
     return avalanche_xxh64(seed ^ secret_xor(56));
 }
 
 static uint64_t up_to_128(const uint8_t *data, size_t length, uint64_t seed)
 {
-    uint64_t acc = length * PRIME64_1;
+    uint64_t acc = length * KVA_XXH3_PRIME64_1;
     /* Pairs of 16 bytes from both ends, the innermost first; they overlap in the middle. */
     for (size_t pair = (length - 1) / 32 + 1; pair-- > 0;) {
-        acc += mix16(data + 16 * pair, secret + 32 * pair, seed);
-        acc += mix16(data + length - 16 * (pair + 1), secret + 32 * pair + 16, seed);
+        acc += mix16(data + 16 * pair, kva_xxh3_secret + 32 * pair, seed);
+        acc += mix16(data + length - 16 * (pair + 1), kva_xxh3_secret + 32 * pair + 16, seed);
     }
-    return avalanche(acc);
+    return kva_xxh3_avalanche(acc);
 }
 
 static uint64_t up_to_240(const uint8_t *data, size_t length, uint64_t seed)
 {
-    uint64_t acc = length * PRIME64_1;
+    uint64_t acc = length * KVA_XXH3_PRIME64_1;
     for (size_t i = 0; i < 8; i++)
-        acc += mix16(data + 16 * i, secret + 16 * i, seed);
-    acc = avalanche(acc);
+        acc += mix16(data + 16 * i, kva_xxh3_secret + 16 * i, seed);
+    acc = kva_xxh3_avalanche(acc);
     for (size_t i = 8; i < length / 16; i++)
-        acc += mix16(data + 16 * i, secret + 16 * (i - 8) + 3, seed);
-    acc += mix16(data + length - 16, secret + 136 - 17, seed);
-    return avalanche(acc);
+        acc += mix16(data + 16 * i, kva_xxh3_secret + 16 * (i - 8) + KVA_XXH3_MID_START, seed);
+    acc += mix16(data + length - 16, kva_xxh3_secret + KVA_XXH3_MID_END, seed);
+    return kva_xxh3_avalanche(acc);
 }
 
 static inline void accumulate(uint64_t acc[8], const uint8_t *data, const uint8_t *key)
@@ -134,7 +108,7 @@ static inline void accumulate(uint64_t acc[8], const uint8_t *data, const uint8_
 
 static uint64_t over_240(const uint8_t *key, const uint8_t *data, size_t length)
 {
-    uint64_t acc[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+    uint64_t acc[8] = {PRIME32_3, KVA_XXH3_PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
     const uint8_t *last_stripe = data + length - STRIPE;
     size_t stripes = (length - 1) / STRIPE, in_block = 0;
     for (; stripes > 0; stripes--, data += STRIPE) {
@@ -148,19 +122,19 @@ static uint64_t over_240(const uint8_t *key, const uint8_t *data, size_t length)
         }
     }
     accumulate(acc, last_stripe, key + KVA_XXH3_SECRET - STRIPE - 7);
-    uint64_t h = length * PRIME64_1;
+    uint64_t h = length * KVA_XXH3_PRIME64_1;
     for (int i = 0; i < 4; i++)
-        h += fold_product(acc[2 * i] ^ kva_load64le(key + 11 + 16 * i),
+        h += kva_xxh3_fold_product(acc[2 * i] ^ kva_load64le(key + 11 + 16 * i),
                           acc[2 * i + 1] ^ kva_load64le(key + 11 + 16 * i + 8));
-    return avalanche(h);
+    return kva_xxh3_avalanche(h);
 }
 
 void kva_xxh3_prepare(kva_xxh3_key *key, uint64_t seed)
 {
     key->seed = seed;
     for (size_t at = 0; at < KVA_XXH3_SECRET; at += 16) {
-        kva_store64le(key->secret + at, kva_load64le(secret + at) + seed);
-        kva_store64le(key->secret + at + 8, kva_load64le(secret + at + 8) - seed);
+        kva_store64le(key->secret + at, kva_load64le(kva_xxh3_secret + at) + seed);
+        kva_store64le(key->secret + at + 8, kva_load64le(kva_xxh3_secret + at + 8) - seed);
     }
 }
 

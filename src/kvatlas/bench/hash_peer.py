@@ -1,0 +1,84 @@
+"""Other projects' hashers under the workloads of `hash`: a child process of an interpreter that has them.
+
+Run as a file, not as a module: that interpreter need not have this package, so nothing of it is imported here. Commands
+come as JSON lines on stdin, answers go as JSON lines to the original stdout; what the peer prints goes to stderr.
+"""
+
+import importlib
+import json
+import os
+import random
+import statistics
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from time import thread_time_ns
+from typing import Any, TextIO
+
+__all__ = ["BLOCK_SIZE", "HASH_SEED", "main", "median_ns", "prompt"]
+
+BLOCK_SIZE = 16
+HASH_SEED = "0"
+_VOCABULARY = 128_256
+
+
+def prompt(num_tokens: int) -> list[int]:
+    """Token ids drawn evenly from a large vocabulary, the same in both processes."""
+    rng = random.Random(0)
+    return [rng.randrange(_VOCABULARY) for _ in range(num_tokens)]
+
+
+def median_ns(call: Callable[[], object], calls: int) -> float:
+    """Processor time of one call."""
+    times = []
+    for _ in range(calls):
+        start = thread_time_ns()
+        call()
+        times.append(thread_time_ns() - start)
+    return statistics.median(times)
+
+
+def vllm_hasher(token_ids: list[int], _form: str) -> Callable[[], Sequence[bytes]]:
+    """What vLLM runs for each new request with sha256_cbor. Its requests hold a list, whatever they are made of."""
+    hash_function = importlib.import_module("vllm.utils.hashing").sha256_cbor
+    utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    request_type: Any = importlib.import_module("vllm.v1.request").Request
+    params: Any = importlib.import_module("vllm.sampling_params").SamplingParams
+    utils.init_none_hash(hash_function)
+    hasher = utils.get_request_block_hasher(BLOCK_SIZE, hash_function)
+    request = request_type("r", token_ids, params(max_tokens=1), None)
+    return lambda: hasher(request)
+
+
+def dynamo_hasher(token_ids: list[int], form: str) -> Callable[[], Sequence[int]]:
+    """What Dynamo's KV router runs for each request: a hash for each block, not chained."""
+    core: Any = importlib.import_module("dynamo._core")
+    ids = token_ids if form == "list" else array("i", token_ids)
+    return lambda: core.compute_block_hash_for_seq(ids, BLOCK_SIZE)
+
+
+def main(answers: TextIO) -> None:
+    """Answer commands until stdin ends: processor nanoseconds of one call, and the last hash."""
+    peers: dict[str, Callable[[list[int], str], Callable[[], Sequence[Any]]]] = {
+        "vllm": vllm_hasher,
+        "dynamo": dynamo_hasher,
+    }
+    prepared: dict[tuple[str, int, str], Callable[[], Sequence[Any]]] = {}
+    for text in sys.stdin:
+        command = json.loads(text)
+        key = (command["peer"], command["num_tokens"], command["form"])
+        if key not in prepared:
+            prepared[key] = peers[key[0]](prompt(key[1]), key[2])
+        last = prepared[key]()[-1]
+        answer = {
+            "ns": median_ns(prepared[key], command["calls"]),
+            "last": last.hex() if isinstance(last, bytes) else last,
+        }
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    answer_stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    main(answer_stream)
