@@ -5,6 +5,7 @@ no prediction, and its decision record says why.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,8 @@ from kvatlas.rendering import (
 from kvatlas.routing import Candidate, DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
+
+_log = logging.getLogger(__name__)
 
 ANY_MODEL = "*"
 """Key of the tokenizer that serves every model without one of its own."""
@@ -112,7 +115,6 @@ class FleetPlanner:
         self._targets: dict[str, Target] = {}
         self._turn = 0
         self.render_errors = 0
-        self.parity_mismatches = 0
 
     def plan(self, request: GatewayRequest) -> Plan | Reply | Awaitable[Plan]:
         """Choose workers for a request.
@@ -299,15 +301,29 @@ class FleetPlanner:
         if books.rendered_tokens is None:
             return
         if outcome.prompt_tokens is not None and outcome.prompt_tokens != books.rendered_tokens:
-            self.parity_mismatches += 1
+            _count_mismatch(worker, outcome.prompt_tokens, books.rendered_tokens)
         predicted = books.promised_tokens.get(worker.worker_id)
-        if outcome.cached_tokens is not None:
+        if outcome.cached_tokens is None:
+            worker.audit.unreported += predicted is not None
+        else:
             if isinstance(plan, FleetPlan) and plan.record is not None:
                 self._decisions.set_outcome(
                     plan.record.request_id, actual_tokens=outcome.cached_tokens, served_by=worker.worker_id
                 )
             if predicted is not None:
                 worker.audit.record(predicted, outcome.cached_tokens)
+
+
+def _count_mismatch(worker: Worker, engine_tokens: int, own_tokens: int) -> None:
+    if not worker.audit.parity_mismatches:
+        _log.warning(
+            "worker %s counted %d prompt tokens where we counted %d: its template or tokenizer is not the one "
+            "configured here, so its cache will be missed (told once; kvatlas_parity_mismatches_total counts)",
+            worker.worker_id,
+            engine_tokens,
+            own_tokens,
+        )
+    worker.audit.parity_mismatches += 1
 
 
 def _books_of(plan: Plan) -> _Books | None:
