@@ -62,13 +62,13 @@ METRICS = (
         "kvatlas_worker_ttft_seconds",
         "histogram",
         ("worker",),
-        "Time from the whole request to the first byte of the response body.",
+        "Generation streams answered 2xx: from the whole request to the first byte of the body.",
     ),
     MetricInfo(
         "kvatlas_worker_duration_seconds",
         "histogram",
         ("worker",),
-        "Time from the whole request to the end of the response.",
+        "Whole 2xx answers of any kind: from the whole request to the end of the answer.",
     ),
     MetricInfo("kvatlas_worker_healthy", "gauge", ("worker",), "1 when health checks pass."),
     MetricInfo(

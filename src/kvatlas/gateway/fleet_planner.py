@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 import msgspec
 
-from kvatlas.errors import ModelNotFound, NoWorkerAvailable, RenderError
+from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, LoadLedger, Ticket, Trust, Worker
+from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIX, is_forwarded
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex, WorkerMatch
@@ -88,6 +89,7 @@ class FleetPlanner:
         renderers: model name (or `ANY_MODEL`) -> local renderer; where none fits, the engine's own /tokenize is asked.
         session: for those calls; stays the caller's.
         render_timeout_s: how long rendering off the event loop may take before the request goes without the index.
+        forward_all_paths: whether engines' admin routes are for everybody, too.
 
     The planner's own cost per request is the rendering, one walk of the index per distinct block size and one policy
     call.
@@ -103,6 +105,7 @@ class FleetPlanner:
         renderers: Mapping[str, LocalRenderer],
         session: aiohttp.ClientSession,
         render_timeout_s: float,
+        forward_all_paths: bool = False,
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -111,6 +114,7 @@ class FleetPlanner:
         self._renderers = dict(renderers)
         self._session = session
         self._render_timeout_s = render_timeout_s
+        self._forward_all_paths = forward_all_paths
         self._engine_renderers: dict[str, EngineRenderer] = {}
         self._targets: dict[str, Target] = {}
         self._turn = 0
@@ -120,10 +124,13 @@ class FleetPlanner:
         """Choose workers for a request.
 
         Raises:
+            PathNotForwarded: the path is not for clients.
             BadRequest: the body is not what its path asks for.
             ModelNotFound: nobody serves the model.
             NoWorkerAvailable: nobody is healthy.
         """
+        if not self._forward_all_paths and not is_forwarded(request.path):
+            raise PathNotForwarded(_not_forwarded(request.path))
         if request.path == "/v1/models" and (reply := self._all_models()) is not None:
             return reply
         if len(request.body) > _INLINE_PARSE_BYTES:
@@ -254,6 +261,7 @@ class FleetPlanner:
             body=without_report_mode(request.body) if parsed.asks_full_report else None,
             record=record,
             books=books,
+            measures_ttft=parsed.stream and parsed.api in {"completions", "chat"},
         )
 
     def _match(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> dict[str, WorkerMatch]:
@@ -324,6 +332,13 @@ def _count_mismatch(worker: Worker, engine_tokens: int, own_tokens: int) -> None
             own_tokens,
         )
     worker.audit.parity_mismatches += 1
+
+
+def _not_forwarded(path: str) -> str:
+    return (
+        f"path {path[:100]!r} is not forwarded to engines: {FORWARDED_PREFIX}... (less LoRA loading), "
+        f"{', '.join(sorted(FORWARDED_PATHS))} are; forward_all_paths = true in the gateway's settings opens the rest"
+    )
 
 
 def _books_of(plan: Plan) -> _Books | None:
