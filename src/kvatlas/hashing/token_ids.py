@@ -4,15 +4,17 @@ A digest over pickled integers depends on their Python type: `numpy.int64(1)` an
 So every hash in this room is taken over what these functions return: plain `int` values in 0..2**63-1.
 """
 
+import operator
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvatlas.errors import HashingError
 
 __all__ = ["MAX_TOKEN_ID", "normalise_token_ids", "packed_token_ids"]
 
 MAX_TOKEN_ID = 2**63 - 1
+_SHOWN_BITS = 128
 
 
 def _packed(token_ids: Sequence[int]) -> "array[int]":
@@ -23,9 +25,19 @@ def _packed(token_ids: Sequence[int]) -> "array[int]":
         array("q", token_ids)  # refuses 2**63 and above; far cheaper than looking for the maximum
         return array("Q", token_ids)  # refuses what is negative
     except (TypeError, ValueError, OverflowError) as error:
-        raise HashingError(
-            f"token ids must be a sequence of integers in 0..{MAX_TOKEN_ID}, got {type(token_ids).__name__}: {error}"
-        ) from error
+        raise HashingError(_complaint(token_ids, error)) from error
+
+
+def _complaint(token_ids: Sequence[int], error: Exception) -> str:
+    """What is wrong with ids that were refused: the first bad one by its value, else the sequence by its type."""
+    for token_id in token_ids if isinstance(token_ids, Iterable) else ():
+        if not hasattr(token_id, "__index__"):
+            return f"token ids must be integers: got {token_id!r} ({type(token_id).__name__})"
+        value = operator.index(token_id)
+        if not 0 <= value <= MAX_TOKEN_ID:
+            shown = value if value.bit_length() <= _SHOWN_BITS else f"of {value.bit_length()} bits"
+            return f"token id {shown} is {'negative' if value < 0 else 'too large'}: expected 0..2^63-1"
+    return f"token ids must be a sequence of integers in 0..2^63-1, got {type(token_ids).__name__}: {error}"
 
 
 def normalise_token_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
