@@ -45,6 +45,8 @@ def errors_table() -> str:
     rows = ["| code | HTTP status | class | meaning |", "|---|---|---|---|"]
     for name in errors.__all__:
         cls = getattr(errors, name)
+        if not isinstance(cls, type):
+            continue
         rows.append(f"| `{cls.code}` | {cls.http_status} | `{name}` | {(cls.__doc__ or '').strip().splitlines()[0]} |")
     return "\n".join(rows) + "\n"
 

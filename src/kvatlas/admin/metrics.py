@@ -10,6 +10,7 @@ from typing import Literal
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvatlas import __version__
 from kvatlas.fleet import Fleet, Trust, Worker
 from kvatlas.gateway import GatewayStats, HistogramSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
@@ -29,6 +30,8 @@ class MetricInfo:
 
 
 METRICS = (
+    MetricInfo("kvatlas_build_info", "gauge", ("version",), "Always 1; the label is the version that runs."),
+    MetricInfo("kvatlas_start_time_seconds", "gauge", (), "When this gateway started, Unix time."),
     MetricInfo("kvatlas_requests_total", "counter", (), "Requests read whole and given to the planner."),
     MetricInfo("kvatlas_in_flight", "gauge", (), "Requests being served now."),
     MetricInfo("kvatlas_client_aborts_total", "counter", (), "Requests whose client left before the end."),
@@ -71,6 +74,9 @@ METRICS = (
         "Whole 2xx answers of any kind: from the whole request to the end of the answer.",
     ),
     MetricInfo("kvatlas_worker_healthy", "gauge", ("worker",), "1 when health checks pass."),
+    MetricInfo(
+        "kvatlas_worker_events_configured", "gauge", ("worker",), "1 when the worker has an event stream to follow."
+    ),
     MetricInfo(
         "kvatlas_worker_trust", "gauge", ("worker", "trust"), "1 for the present trust of the worker's event stream."
     ),
@@ -162,13 +168,20 @@ _Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class MetricsCollector(Collector):
-    """Turns the gateway's and the fleet's counters into samples at scrape time. Cost: O(workers)."""
+    """Turns the gateway's and the fleet's counters into samples at scrape time. Cost: O(workers).
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, gateway: GatewayStats, planner: FleetPlanner) -> None:
+    Args:
+        started_s: when the gateway started, Unix time.
+    """
+
+    def __init__(
+        self, fleet: Fleet, index: PrefixIndex, gateway: GatewayStats, planner: FleetPlanner, *, started_s: float
+    ) -> None:
         self._fleet = fleet
         self._index = index
         self._gateway = gateway
         self._planner = planner
+        self._started_s = started_s
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of `METRICS`, in order."""
@@ -196,6 +209,8 @@ class MetricsCollector(Collector):
             return lambda: [((worker.worker_id,), read(worker)) for worker in self._fleet.workers]
 
         return {
+            "kvatlas_build_info": lambda: [((__version__,), 1)],
+            "kvatlas_start_time_seconds": one(self._started_s),
             "kvatlas_requests_total": one(gateway.requests),
             "kvatlas_in_flight": one(gateway.in_flight),
             "kvatlas_client_aborts_total": one(gateway.client_aborts),
@@ -218,6 +233,7 @@ class MetricsCollector(Collector):
                 ((worker_id,), w.in_flight) for worker_id, w in gateway.workers.items()
             ],
             "kvatlas_worker_healthy": each(lambda w: w.healthy),
+            "kvatlas_worker_events_configured": each(lambda w: w.config.events is not None),
             "kvatlas_worker_trust": lambda: [
                 ((w.worker_id, level.value), w.trust.level is level) for w in self._fleet.workers for level in Trust
             ],
