@@ -375,7 +375,10 @@ def _vllm(interpreter: str | Path) -> Iterator[_VllmCache]:
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     except OSError as error:
-        raise ConfigError(f"interpreter {str(interpreter)!r} cannot be started: {error}") from error
+        raise ConfigError(
+            f"the interpreter {str(interpreter)!r} cannot be started ({error.strerror}): run `make test-real` first, "
+            "which installs one with vLLM, or give --interpreter"
+        ) from error
     try:
         yield _VllmCache(process)
     finally:

@@ -14,7 +14,7 @@ from kvatlas.admin import AdminState, make_admin_app
 from kvatlas.clock import SystemClock
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ConfigError
-from kvatlas.fleet import Fleet
+from kvatlas.fleet import Fleet, describe_failure
 from kvatlas.gateway import GatewayConfig, GatewayServer, Timeouts
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.hashing import BlockKeyHasher
@@ -155,5 +155,5 @@ class Service:
 
 def _cannot_bind(what: str, host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
-        f"the {what} cannot listen on {host}:{port}: {error.strerror or error}; choose another port or address"
+        f"the {what} cannot listen on {host}:{port}: {describe_failure(error)}; choose another port or address"
     )

@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from kvatlas.cli import main as main_module
+from kvatlas.cli.demo import print_summaries
 from kvatlas.cli.main import cli
 from kvatlas.errors import ConfigError, HashingError
+from kvatlas.replay import RunSummary
 from support.golden import golden_files
 
 
@@ -53,6 +57,94 @@ class TestHash:
         """Both, neither, not numbers, negative: each a deliberate error that main() prints in one line."""
         assert isinstance(run("hash", *arguments).exception, error)
 
+    def test_a_bad_id_is_named_even_in_a_tail(self) -> None:
+        """Ids that fill no block are checked too; the message has the id and the range."""
+        error = run("hash", "--tokens", "-1,5").exception
+        assert isinstance(error, HashingError)
+        assert error.message == "token id -1 is negative: expected 0..2^63-1"
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("events", "tail", "127.0.0.1:5557"), "expected tcp://HOST:PORT; try tcp://127.0.0.1:5557"),
+            (("events", "tail", "tcp://*:5557"), "expected tcp://HOST:PORT"),
+            (("events", "tail", "tcp://h:1", "--replay", "h"), "--replay 'h'"),
+            (("index", "query", "--admin", "127.0.0.1:9090", "--tokens", "1"), "http:// is missing"),
+            (("workers", "--admin", "localhost:9090"), "try --admin http://localhost:9090"),
+            (("sim", "--connector", "disk"), "give --connector-dir"),
+        ],
+    )
+    def test_addresses_and_options_that_cannot_work(self, arguments: tuple[str, ...], says: str) -> None:
+        """Refused up front, with the form that was expected."""
+        error = run(*arguments).exception
+        assert isinstance(error, ConfigError)
+        assert says in error.message
+
+    def test_hash_algorithm_of_engines_is_a_choice(self) -> None:
+        """A misspelt algorithm is refused before any engine starts, with those there are."""
+        done = run("sim", "--hash-algo", "md5")
+        assert done.exit_code == 2
+        assert "sha256_cbor" in done.output
+
+    def test_bench_outside_a_checkout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The default recordings are part of the sources: their absence is told as such."""
+        monkeypatch.chdir(tmp_path)
+        error = run("bench", "prefix-cache").exception
+        assert isinstance(error, ConfigError)
+        assert "checkout" in error.message
+
+    def test_bench_against_an_engine_that_is_not_installed(self, tmp_path: Path) -> None:
+        """The message says what installs it."""
+        (tmp_path / "one.jsonl").write_text("")
+        error = run(
+            *("bench", "prefix-cache", "--recordings", str(tmp_path)),
+            *("--against", "vllm", "--interpreter", str(tmp_path / "python")),
+        ).exception
+        assert isinstance(error, ConfigError)
+        assert "make test-real" in error.message
+
+
+class TestMain:
+    @pytest.mark.parametrize(
+        ("raised", "status", "said"),
+        [
+            (click.Abort(), 130, ""),
+            (click.UsageError("no such thing"), 2, "Error: no such thing\n"),
+            (ConfigError("give a port"), 2, "kvatlas: give a port\n"),
+        ],
+    )
+    def test_exit_codes(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        raised: Exception,
+        status: int,
+        said: str,
+    ) -> None:
+        """Ctrl-C is quiet and 130; what the user got wrong is one line and 2."""
+
+        def fail(**_: object) -> None:
+            raise raised
+
+        monkeypatch.setattr(main_module, "cli", fail)
+        with pytest.raises(SystemExit) as caught:
+            main_module.main()
+        assert caught.value.code == status
+        assert capsys.readouterr().err == said
+
+
+class TestDemoText:
+    def test_misses_and_errors_stand_under_the_table(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The columns are explained, misses counted by kind, and what failed requests said is shown."""
+        summary = RunSummary(0.5, 1.0, 2.0, 1.1, 7, 2, 7, 4, 2, 1, ("connection refused (127.0.0.1:1)",))
+        print_summaries("load", {"cost": summary})
+        output = " ".join(capsys.readouterr().out.split())
+        assert "cost 2/1" in output
+        assert "evicted" in output
+        assert "cost: a request failed: connection refused (127.0.0.1:1)" in output
+
 
 class TestEventsReplay:
     def test_json_shape_and_exit_code(self) -> None:
@@ -77,7 +169,7 @@ class TestEventsReplay:
 def test_help_lists_every_command() -> None:
     """`kvatlas --help` names all commands without importing them."""
     output = run("--help").stdout
-    assert all(name in output for name in ("bench", "demo", "events", "hash", "index", "serve", "sim"))
+    assert all(name in output for name in ("bench", "demo", "events", "hash", "index", "serve", "sim", "workers"))
 
 
 def test_unknown_command_is_refused() -> None:
