@@ -85,6 +85,8 @@ def hash_blocks(dialect: str, token_ids: Sequence[int], block_size: int, **optio
         )
     if block_size < 1:
         raise HashingError(f"block size must be at least 1 token, got {block_size}")
+    if not hasattr(token_ids, "__len__"):
+        raise HashingError(f"token ids must be a sequence of integers, got {type(token_ids).__name__}")
     return hash_one(token_ids, block_size, **options)
 
 

@@ -93,7 +93,7 @@ def dynamo_local_hashes(
     Raises:
         HashingError: bad token ids or block size.
 
-    Cost: O(n), measured 0.2 us for a 16-token block of an int32 buffer.
+    Cost: O(n), measured 0.3 us for a 16-token block.
     Source: ai-dynamo-runtime 1.6.1, compute_block_hash_for_seq.
     """
     if block_size < 1:

