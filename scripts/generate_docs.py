@@ -53,7 +53,9 @@ def commands_help() -> str:
     """`--help` of every command, in order."""
     parts = []
     for path, command in _walk_commands():
-        context = click.Context(command, info_name=" ".join(["kvatlas", *path]), terminal_width=100)
+        context = click.Context(
+            command, info_name=" ".join(["kvatlas", *path]), terminal_width=100, help_option_names=["-h", "--help"]
+        )
         parts.append(f"### kvatlas {' '.join(path)}\n\n```\n{command.get_help(context).strip()}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
 

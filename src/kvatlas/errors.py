@@ -18,6 +18,7 @@ The tree (catch the highest name that means the same to you)::
     │   └── BadUpstreamResponseError an answer that is not HTTP, or ended early
     └── BadRequest               the client's request cannot be served
         ├── ModelNotFound            no worker serves that model
+        ├── PathNotForwarded         that path is not for clients
         └── BodyTooLarge             the body is over the configured limit
 
 Each class carries a stable `code` (what programs match on) and an `http_status` (what the gateway answers with). A
@@ -37,6 +38,7 @@ __all__ = [
     "KvAtlasError",
     "ModelNotFound",
     "NoWorkerAvailable",
+    "PathNotForwarded",
     "PrefixCacheError",
     "PublisherClosed",
     "RenderError",
@@ -159,6 +161,13 @@ class ModelNotFound(BadRequest):
     """No worker serves the requested model."""
 
     code = "model_not_found"
+    http_status = 404
+
+
+class PathNotForwarded(BadRequest):
+    """Requests of that path are not passed on to engines. `forward_all_paths` opens everything."""
+
+    code = "path_not_forwarded"
     http_status = 404
 
 

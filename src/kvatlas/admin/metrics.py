@@ -43,12 +43,6 @@ METRICS = (
         "Requests routed without the index because their tokens could not be known.",
     ),
     MetricInfo(
-        "kvatlas_parity_mismatches_total",
-        "counter",
-        (),
-        "Responses whose usage.prompt_tokens differs from our own token count.",
-    ),
-    MetricInfo(
         "kvatlas_planner_faults_total",
         "counter",
         (),
@@ -68,13 +62,13 @@ METRICS = (
         "kvatlas_worker_ttft_seconds",
         "histogram",
         ("worker",),
-        "Time from the whole request to the first byte of the response body.",
+        "Generation streams answered 2xx: from the whole request to the first byte of the body.",
     ),
     MetricInfo(
         "kvatlas_worker_duration_seconds",
         "histogram",
         ("worker",),
-        "Time from the whole request to the end of the response.",
+        "Whole 2xx answers of any kind: from the whole request to the end of the answer.",
     ),
     MetricInfo("kvatlas_worker_healthy", "gauge", ("worker",), "1 when health checks pass."),
     MetricInfo(
@@ -142,7 +136,13 @@ METRICS = (
         "kvatlas_predictions_total",
         "counter",
         ("worker", "result"),
-        "Predicted against reported cached tokens: equal, over, under.",
+        "Promised against reported cached tokens: equal, over, under; unreported: the answer told no count.",
+    ),
+    MetricInfo(
+        "kvatlas_parity_mismatches_total",
+        "counter",
+        ("worker",),
+        "Answers whose usage.prompt_tokens is not our own count: another template or tokenizer than the engine's.",
     ),
     MetricInfo(
         "kvatlas_predicted_cached_tokens_total",
@@ -202,7 +202,6 @@ class MetricsCollector(Collector):
             "kvatlas_retries_total": one(gateway.retries),
             "kvatlas_refused_total": lambda: [((code,), n) for code, n in gateway.refused_by_code.items()],
             "kvatlas_render_errors_total": one(planner.render_errors),
-            "kvatlas_parity_mismatches_total": one(planner.parity_mismatches),
             "kvatlas_planner_faults_total": one(gateway.planner_faults),
             "kvatlas_worker_responses_total": lambda: [
                 ((worker_id, f"{status_class}xx" if status_class else "none"), n)
@@ -266,8 +265,9 @@ class MetricsCollector(Collector):
             "kvatlas_predictions_total": lambda: [
                 ((w.worker_id, result), getattr(w.audit, result))
                 for w in self._fleet.workers
-                for result in ("equal", "over", "under")
+                for result in ("equal", "over", "under", "unreported")
             ],
+            "kvatlas_parity_mismatches_total": each(lambda w: w.audit.parity_mismatches),
             "kvatlas_predicted_cached_tokens_total": each(lambda w: w.audit.predicted_tokens),
             "kvatlas_reported_cached_tokens_total": each(lambda w: w.audit.reported_tokens),
         }

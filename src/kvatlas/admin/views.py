@@ -62,6 +62,8 @@ class PredictionView(msgspec.Struct):
     equal: int
     over: int
     under: int
+    unreported: int
+    parity_mismatches: int
     predicted_tokens: int
     reported_tokens: int
 
@@ -115,7 +117,14 @@ def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
             gauges.kv_usage,
         ),
         predictions=PredictionView(
-            audit.compared, audit.equal, audit.over, audit.under, audit.predicted_tokens, audit.reported_tokens
+            audit.compared,
+            audit.equal,
+            audit.over,
+            audit.under,
+            audit.unreported,
+            audit.parity_mismatches,
+            audit.predicted_tokens,
+            audit.reported_tokens,
         ),
     )
 

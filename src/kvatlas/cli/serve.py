@@ -20,6 +20,8 @@ from kvatlas.routing import POLICY_NAMES
 
 __all__ = ["command"]
 
+_log = logging.getLogger(__name__)
+
 
 class _Ready(msgspec.Struct):
     gateway_port: int
@@ -58,7 +60,7 @@ class _Ready(msgspec.Struct):
 def command(
     *, config_file: Path | None, workers: tuple[str, ...], tokenizers: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Run the gateway until SIGTERM or Ctrl-C."""
+    """Run the gateway until SIGTERM or Ctrl-C; the second one does not wait for running requests."""
     config = load_serve_config(config_file) if config_file else ServeConfig()
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if workers:
@@ -83,12 +85,22 @@ async def _serve(config: ServeConfig, *, as_json: bool) -> None:
     service = Service(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            _log.warning("%s again: running requests are cut", number.name)
+            service.hurry()
+        else:
+            _log.info("%s: shutting down", number.name)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         ports = await service.start()
         _announce(config, ports, as_json=as_json)
         await stop.wait()
+        await service.withdraw()
     finally:
         await service.close()
 
@@ -97,9 +109,9 @@ def _announce(config: ServeConfig, ports: Ports, *, as_json: bool) -> None:
     if as_json:
         print_json(_Ready(ports.gateway, ports.admin))
         return
-    click.echo(
-        f"gateway  http://{config.host}:{ports.gateway}/v1  policy {config.policy}, {len(config.workers)} workers"
-    )
+    gateway = f"http://{config.host}:{ports.gateway}"
+    click.echo(f"gateway  {gateway}/v1  policy {config.policy}, {len(config.workers)} workers")
+    click.echo(f"ready?   {gateway}/readyz  200 while any worker is healthy")
     click.echo(f"admin    http://{config.admin_host}:{ports.admin}/api/workers  /metrics  /api/decisions/ID")
 
 
