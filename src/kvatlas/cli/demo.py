@@ -68,7 +68,7 @@ class _DemoJson(msgspec.Struct):
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=258),
-    default=900,
+    default=800,
     show_default=True,
     help="KV blocks of 16 tokens per engine: small enough that copies compete for room.",
 )

@@ -14,7 +14,7 @@ import msgspec
 
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, LoadLedger, Ticket, Trust, Worker
-from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIX, is_forwarded
+from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex, WorkerMatch
@@ -336,7 +336,7 @@ def _count_mismatch(worker: Worker, engine_tokens: int, own_tokens: int) -> None
 
 def _not_forwarded(path: str) -> str:
     return (
-        f"path {path[:100]!r} is not forwarded to engines: {FORWARDED_PREFIX}... (less LoRA loading), "
+        f"path {path[:100]!r} is not forwarded to engines: {', '.join(FORWARDED_PREFIXES)}... (less LoRA loading), "
         f"{', '.join(sorted(FORWARDED_PATHS))} are; forward_all_paths = true in the gateway's settings opens the rest"
     )
 

@@ -1,14 +1,14 @@
 """Which paths of the public port reach an engine. No I/O.
 
-Engines serve their clients and their operators on one port: beside /v1/ there are routes that empty the cache, put the
-engine to sleep, run code on its workers or load adapters. Those are not for everybody who may send a prompt.
+Engines serve their clients and their operators on one port: beside /v1/ and /v2/ there are routes that empty the cache,
+put the engine to sleep, run code on its workers or load adapters. Those are not for everybody who may send a prompt.
 """
 
 from urllib.parse import unquote
 
-__all__ = ["FORWARDED_PATHS", "FORWARDED_PREFIX", "WITHHELD_PATHS", "is_forwarded"]
+__all__ = ["FORWARDED_PATHS", "FORWARDED_PREFIXES", "WITHHELD_PATHS", "is_forwarded"]
 
-FORWARDED_PREFIX = "/v1/"
+FORWARDED_PREFIXES = ("/v1/", "/v2/")
 FORWARDED_PATHS = frozenset(
     (
         "/classify",
@@ -24,7 +24,7 @@ FORWARDED_PATHS = frozenset(
         "/version",
     )
 )
-"""Paths outside /v1/ that clients use."""
+"""Paths outside /v1/ and /v2/ that clients use."""
 WITHHELD_PATHS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Paths inside /v1/ that change what an engine serves."""
 _ODD_SEGMENTS = frozenset(("", ".", ".."))
@@ -42,4 +42,4 @@ def is_forwarded(path: str) -> bool:
     plain = path.removesuffix("/")
     if "\\" in plain or not _ODD_SEGMENTS.isdisjoint(plain[1:].split("/")):
         return False
-    return plain in FORWARDED_PATHS or (plain.startswith(FORWARDED_PREFIX) and plain not in WITHHELD_PATHS)
+    return plain in FORWARDED_PATHS or (plain.startswith(FORWARDED_PREFIXES) and plain not in WITHHELD_PATHS)

@@ -146,6 +146,95 @@ class TestDemoText:
         assert "cost: a request failed: connection refused (127.0.0.1:1)" in output
 
 
+class TestHashOfOtherDialects:
+    @pytest.mark.parametrize(
+        ("arguments", "published", "digest"),
+        [
+            (
+                ("--dialect", "sglang", "--block-size", "4", "--tokens", "1,2,3,4,5,6,7,8"),
+                -3488128144981237669,
+                "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72",
+            ),
+            (
+                (
+                    "--dialect",
+                    "sglang",
+                    "--block-size",
+                    "4",
+                    "--tokens",
+                    "1,2,3,4",
+                    "--lora-id",
+                    "0123456789abcdef" * 2,
+                ),
+                4547751747808663626,
+                "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72",
+            ),
+            (
+                ("--dialect", "llmd", "--model", "m", "--seed", "42", "--tokens", ",".join(map(str, range(1, 17)))),
+                0x923B8E59683F3F17,
+                None,
+            ),
+            (
+                ("--dialect", "llmd", "--algo", "xxh64", "--model", "m", "--tokens", ",".join(map(str, range(1, 17)))),
+                0xD51460F1EA958847,
+                None,
+            ),
+            (
+                ("--dialect", "dynamo", "--lora", "my-lora", "--tokens", ",".join(map(str, range(16)))),
+                7774427462321301335,
+                None,
+            ),
+        ],
+    )
+    def test_json(self, arguments: tuple[str, ...], published: int, digest: str | None) -> None:
+        """The stable fields, with the golden first block of each dialect; no digest where there are 64 bits only."""
+        report = json.loads(run("hash", *arguments, "--json").stdout)
+        assert list(report) == ["dialect", "algo", "seed", "block_size", "none_hash", "blocks", "tail_tokens"]
+        row = report["blocks"][0]
+        assert (row["hash64"], row["digest"]) == (published, digest)
+        assert ("local_hash" in row) == (report["dialect"] == "dynamo")
+
+    def test_images(self) -> None:
+        """--mm places an image; what cannot be read is told."""
+        arguments = (
+            "hash",
+            "--dialect",
+            "llmd",
+            "--model",
+            "m",
+            "--tokens",
+            ",".join(map(str, range(1, 33))),
+            "--json",
+        )
+        report = json.loads(run(*arguments, "--mm", "img@16+4").stdout)
+        assert report["blocks"][1]["hash64"] == 0xE77DCB5E8829E8FA
+        error = run(*arguments, "--mm", "img").exception
+        assert isinstance(error, ConfigError)
+        assert "ID@OFFSET+LENGTH" in error.message
+
+    @pytest.mark.parametrize(
+        ("dialect", "option", "known"),
+        [
+            ("vllm", "--model", "--seed, --lora, --salt, --mm"),
+            ("sglang", "--seed", "--salt, --extra-key, --lora-id, --event-format, --chain, --bigram"),
+            ("llmd", "--namespace", "--algo, --seed, --lora, --salt, --mm, --model"),
+            ("dynamo", "--salt", "--lora, --mm, --namespace, --image-token, --eagle"),
+        ],
+    )
+    def test_options_of_another_dialect_are_refused(self, dialect: str, option: str, known: str) -> None:
+        """The message names the option, the dialect, and what the dialect has."""
+        error = run("hash", "--dialect", dialect, "--tokens", "1", option, "x").exception
+        assert isinstance(error, ConfigError)
+        assert f"{option} does not belong to --dialect {dialect}" in error.message
+        assert known in error.message
+
+    def test_text(self) -> None:
+        """People see Dynamo's two hashes, and which tokens fill no block."""
+        output = run("hash", "--dialect", "dynamo", "--tokens", ",".join(map(str, range(33)))).stdout
+        assert "published 13769157705258532664  local 15292316782987903195" in output
+        assert "1 tokens at the end" in output
+
+
 class TestEventsReplay:
     def test_json_shape_and_exit_code(self) -> None:
         """The stable fields, and exit code 0 when every prediction held."""
