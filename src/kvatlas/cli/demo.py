@@ -42,21 +42,8 @@ class _Setup:
     seed: int
 
 
-class _PolicyJson(msgspec.Struct):
-    hit_rate: float
-    ttft_p50_ms: float
-    ttft_p90_ms: float
-    max_over_mean_work: float
-    requests: int
-    failed: int
-    predicted: int
-    predicted_equal: int
-    predicted_over: int
-    predicted_under: int
-
-
 class _DemoJson(msgspec.Struct):
-    policies: dict[str, _PolicyJson]
+    policies: dict[str, RunSummary]
 
 
 @click.command(name="demo", help=__doc__)
@@ -98,9 +85,7 @@ def command(
     with sigterm_ends_block():
         summaries = _run(setup, policies, quiet=as_json)
     if as_json:
-        print_json(
-            _DemoJson({name: msgspec.convert(s, _PolicyJson, from_attributes=True) for name, s in summaries.items()})
-        )
+        print_json(_DemoJson(summaries))
     else:
         load = f"{conversations} conversations x {turns} turns"
         print_summaries(f"{load} on {engines} simulated engines, seed {seed}", summaries)

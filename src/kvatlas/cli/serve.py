@@ -132,7 +132,7 @@ def _announce(config: ServeConfig, ports: Ports, *, as_json: bool) -> None:
         print_json(_Ready(ports.gateway, ports.admin))
         return
     gateway = f"http://{config.host}:{ports.gateway}"
-    click.echo(f"gateway  {gateway}/v1  policy {config.policy}, {len(config.workers)} workers")
+    click.echo(f"gateway  {gateway}/v1  policy {config.policy}, workers: {len(config.workers)}")
     click.echo(f"ready?   {gateway}/readyz  200 while any worker is healthy")
     click.echo(f"admin    http://{config.admin_host}:{ports.admin}/api/workers  /metrics  /api/decisions/ID")
 

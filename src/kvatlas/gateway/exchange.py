@@ -23,6 +23,7 @@ from kvatlas.errors import (
     UpstreamConnectError,
     UpstreamTimeoutError,
 )
+from kvatlas.fleet import describe_failure
 from kvatlas.gateway.attempt import Attempt, report_undispatched
 from kvatlas.gateway.context import GatewayContext
 from kvatlas.gateway.heads import RequestHead, ends_with_connection, forward_head, insert_response_headers
@@ -184,7 +185,9 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - refused, unresolvable, unspeakable: all mean no connection
             self._task = None
             target = slot.target
-            reason = f"no connection to worker {target.worker_id} at {target.host}:{target.port}: {error}"
+            reason = (
+                f"no connection to worker {target.worker_id} at {target.host}:{target.port}: {describe_failure(error)}"
+            )
             self._connect_failed(UpstreamConnectError(reason))
             return
         self._task = None
