@@ -45,6 +45,8 @@ def errors_table() -> str:
     rows = ["| code | HTTP status | class | meaning |", "|---|---|---|---|"]
     for name in errors.__all__:
         cls = getattr(errors, name)
+        if not isinstance(cls, type):
+            continue
         rows.append(f"| `{cls.code}` | {cls.http_status} | `{name}` | {(cls.__doc__ or '').strip().splitlines()[0]} |")
     return "\n".join(rows) + "\n"
 
@@ -53,7 +55,9 @@ def commands_help() -> str:
     """`--help` of every command, in order."""
     parts = []
     for path, command in _walk_commands():
-        context = click.Context(command, info_name=" ".join(["kvatlas", *path]), terminal_width=100)
+        context = click.Context(
+            command, info_name=" ".join(["kvatlas", *path]), terminal_width=100, help_option_names=["-h", "--help"]
+        )
         parts.append(f"### kvatlas {' '.join(path)}\n\n```\n{command.get_help(context).strip()}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
 

@@ -11,7 +11,13 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-STEERS_TESTS = {"KVATLAS_GOLDEN", "KVATLAS_NATIVE", "KVATLAS_REAL_PYTHON", "KVATLAS_REQUIRE_REAL"}
+STEERS_TESTS = {
+    "KVATLAS_DIFFERENTIAL_CONFIGURATIONS",
+    "KVATLAS_GOLDEN",
+    "KVATLAS_NATIVE",
+    "KVATLAS_REAL_PYTHON",
+    "KVATLAS_REQUIRE_REAL",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,10 +18,13 @@ The tree (catch the highest name that means the same to you)::
     │   └── BadUpstreamResponseError an answer that is not HTTP, or ended early
     └── BadRequest               the client's request cannot be served
         ├── ModelNotFound            no worker serves that model
+        ├── PathNotForwarded         that path is not for clients
+        ├── DecisionNotFound         no record of that request's routing
         └── BodyTooLarge             the body is over the configured limit
 
-Each class carries a stable `code` (what programs match on) and an `http_status` (what the gateway answers with). A
-message says what was given, what was expected and what to do.
+Each class carries a stable `code` (what programs match on) and an `http_status` (what the gateway answers with);
+`error_type` is the OpenAI `type` that goes with a status. A message says what was given, what was expected and what to
+do.
 """
 
 from typing import ClassVar
@@ -31,12 +34,14 @@ __all__ = [
     "BadUpstreamResponseError",
     "BodyTooLarge",
     "ConfigError",
+    "DecisionNotFound",
     "EventDecodeError",
     "HashingError",
     "IndexStateError",
     "KvAtlasError",
     "ModelNotFound",
     "NoWorkerAvailable",
+    "PathNotForwarded",
     "PrefixCacheError",
     "PublisherClosed",
     "RenderError",
@@ -44,6 +49,7 @@ __all__ = [
     "UpstreamConnectError",
     "UpstreamError",
     "UpstreamTimeoutError",
+    "error_type",
 ]
 
 
@@ -162,8 +168,27 @@ class ModelNotFound(BadRequest):
     http_status = 404
 
 
+class DecisionNotFound(BadRequest):
+    """No record of that request's routing: never routed here, or replaced by newer records."""
+
+    code = "decision_not_found"
+    http_status = 404
+
+
+class PathNotForwarded(BadRequest):
+    """Requests of that path are not passed on to engines. `forward_all_paths` opens everything."""
+
+    code = "path_not_forwarded"
+    http_status = 404
+
+
 class BodyTooLarge(BadRequest):
     """The request body is over the configured limit."""
 
     code = "body_too_large"
     http_status = 413
+
+
+def error_type(http_status: int) -> str:
+    """The `type` of an error answer: whose fault it is, in OpenAI's words. One rule for gateway and admin port."""
+    return "invalid_request_error" if http_status < 500 else "server_error"

@@ -11,6 +11,7 @@ import pytest
 
 from kvatlas.admin import METRICS
 from kvatlas.cli.main import COMMANDS
+from kvatlas.hashing import DIALECT_OPTIONS, DIALECTS
 from kvatlas.routing import POLICY_NAMES
 from support.golden import PROJECT_ROOT
 
@@ -60,6 +61,21 @@ def test_every_policy_is_documented(name: str) -> None:
     assert f"`{name}`" in (DOCS / "routing.md").read_text()
 
 
+@pytest.mark.parametrize(("dialect", "name"), [(d, o) for d in DIALECTS for o in (d, *DIALECT_OPTIONS[d])])
+def test_every_hash_option_is_documented(dialect: str, name: str) -> None:
+    """docs/hashing.md has a row for each dialect that names its options."""
+    rows = [row for row in (DOCS / "hashing.md").read_text().splitlines() if row.startswith(f"| `{dialect}` |")]
+    assert any(f"`{name}`" in row for row in rows)
+
+
+def test_no_placeholder_is_left() -> None:
+    """What was to be filled in later is filled in: no page holds a word like THIS_TABLE."""
+    pages = [*PROJECT_ROOT.glob("*.md"), *DOCS.glob("*.md")]
+    placeholder = re.compile(r"\b[A-Z]+_(?:TABLE|PLACEHOLDER|HERE)\b|\bTBD\b")
+    assert placeholder.search("see DEMO_TABLE")
+    assert [(page.name, found[0]) for page in pages if (found := placeholder.search(page.read_text()))] == []
+
+
 def test_readme_commands_exist() -> None:
     """Every `kvatlas X` the README and the docs show is a command."""
     pages = [PROJECT_ROOT / "README.md", *DOCS.glob("*.md")]
@@ -70,13 +86,14 @@ def test_readme_commands_exist() -> None:
     assert shown - set(COMMANDS) == set()
 
 
-def test_printed_examples_print_what_they_say() -> None:
-    """The Python example of docs/prefix-cache.md prints the lines that stand behind its calls."""
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "prefix-cache.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["prefix-cache.md", "hashing.md"])
+def test_printed_examples_print_what_they_say(page: str) -> None:
+    """The Python example of a page prints the lines that stand behind its calls."""
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     expected = re.findall(r"\)  # (.+)$", code, re.MULTILINE)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "docs/prefix-cache.md", "exec"), {})
+        exec(compile(code, f"docs/{page}", "exec"), {})
     assert printed.getvalue().splitlines() == expected
     assert expected
 

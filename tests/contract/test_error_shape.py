@@ -2,12 +2,14 @@
 
 import ast
 import builtins
+import json
 import re
 
 import pytest
 
 from kvatlas import errors
 from kvatlas.errors import KvAtlasError
+from kvatlas.gateway.responses import error_response
 from support.source_tree import Module, package_modules
 
 CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -77,6 +79,14 @@ def test_the_message_is_what_was_raised(cls: type[KvAtlasError]):
     """`message` is the text given, and never empty even when none was given."""
     assert cls("port 70000 was given, expected 1..65535").message == "port 70000 was given, expected 1..65535"
     assert cls().message == cls.code
+
+
+@pytest.mark.parametrize("cls", error_classes(), ids=lambda cls: cls.__name__)
+def test_gateway_and_admin_port_agree_on_the_type(cls: type[KvAtlasError]):
+    """The `type` in the gateway's answer is what `error_type`, which the admin port uses, says of the status."""
+    body = json.loads(error_response(cls("x"), "id", close=True).partition(b"\r\n\r\n")[2])
+    assert body["error"] == {"message": "x", "type": errors.error_type(cls.http_status), "code": cls.code}
+    assert body["error"]["type"] == ("server_error" if cls.http_status >= 500 else "invalid_request_error")
 
 
 def test_errors_are_made_in_one_place():

@@ -292,7 +292,7 @@ def test_bad_token_ids_are_refused(kernels, token_ids):
         lambda ids: kernels.chain_xxh3(ids, 1, 0, 0),
         lambda ids: kernels.chain_fnv1a_cbor(ids, 1, 0),
     ):
-        with pytest.raises(HashingError, match="token ids must be a sequence of integers"):
+        with pytest.raises(HashingError, match="token id"):
             call(token_ids)
 
 

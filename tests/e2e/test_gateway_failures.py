@@ -569,7 +569,150 @@ async def test_counters_tell_what_happened():
     assert (snapshot.requests, snapshot.in_flight, snapshot.connections_total) == (2, 0, 1)
     assert snapshot.refused_by_code == {"bad_request": 1}
     assert (worker.dispatched, worker.in_flight, worker.responses_by_class[:6]) == (2, 0, (0, 0, 1, 0, 1, 0))
-    assert worker.ttft_s.count == worker.duration_s.count == 2
+    assert (worker.ttft_s.count, worker.duration_s.count) == (0, 1), "no stream was marked, one answer was good"
     assert snapshot.request_bytes == 7
     assert snapshot.response_bytes > len(ANSWER) + 2
     assert worker.errors_by_code == {}
+
+
+@on_both_loops
+async def test_only_marked_streams_are_timed_to_their_first_token():
+    """With a plan that says so, the 2xx answer counts as a time to first token and the 422 does not."""
+
+    async def script(peer: Peer, seen: Seen) -> None:
+        if seen.body == b"bad":
+            await peer.send(b"HTTP/1.1 422 Unprocessable\r\nContent-Length: 2\r\n\r\nno")
+        else:
+            await peer.answer()
+
+    async with (
+        upstreams(script) as (up,),
+        gateway(BookKeeper(up.target("w1"), measures_ttft=True)) as (server, port),
+    ):
+        client = await Client.connect(port)
+        await client.post(b"good")
+        await client.post(b"bad")
+        worker = server.stats.snapshot().workers["w1"]
+    assert (worker.ttft_s.count, worker.duration_s.count) == (1, 1)
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+    """What the gateway logged at one level."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == level and record.name.startswith("kvatlas.gateway")
+    ]
+
+
+@on_both_loops
+async def test_failures_before_the_head_are_logged_once_each(caplog: pytest.LogCaptureFixture):
+    """Both attempts and the 502 leave one line each, with worker, code, request id and reason, and no body."""
+    first, second = Target("dead1", "127.0.0.1", await free_port()), Target("dead2", "127.0.0.1", await free_port())
+    async with gateway(BookKeeper(first, second)) as (_, port):
+        client = await Client.connect(port)
+        assert (await client.post(b"SECRET", extra=b"X-Request-Id: r-1\r\n")).status == 502
+        lines = lines_of(caplog, "WARNING")
+    assert [line.split(", request r-1: ")[0] for line in lines] == [
+        "worker dead1: connect_error upstream_connect_error before any answer",
+        "worker dead2: connect_error upstream_connect_error before any answer",
+        "worker dead2: answered 502 upstream_connect_error",
+    ]
+    assert f"no connection to worker dead1 at 127.0.0.1:{first.port}" in lines[0]
+    assert "SECRET" not in caplog.text
+
+
+@on_both_loops
+async def test_a_storm_of_failures_is_a_line_a_second_and_a_count(caplog: pytest.LogCaptureFixture):
+    """Thirty 502 in a row: two lines now, and at the latest when the gateway closes the number left out."""
+    dead = Target("dead", "127.0.0.1", await free_port())
+    async with gateway(BookKeeper(dead)) as (server, port):
+        client = await Client.connect(port)
+        for _ in range(30):
+            assert (await client.post()).status == 502
+        await server.close(0)
+    lines = lines_of(caplog, "WARNING")
+    left_out = [int(line.split(": ")[1].split(" more ")[0]) for line in lines if "not shown" in line]
+    shown = [line for line in lines if "not shown" not in line]
+    assert len(shown) < 10
+    assert len(shown) + sum(left_out) == 60
+
+
+@on_both_loops
+async def test_a_failure_after_the_head_is_logged_and_one_without_workers(caplog: pytest.LogCaptureFixture):
+    """The cut stream names its worker; a 503 that no worker had a part in says `-`."""
+
+    async def die(peer: Peer, seen: Seen) -> None:
+        await peer.sse_head()
+        raise ConnectionResetError
+
+    async with upstreams(die) as (up,), gateway(planner := BookKeeper(up.target("w1"))) as (_, port):
+        client = await Client.connect(port)
+        client.send(post(b"{}", extra=b"X-Request-Id: r-1\r\n"))
+        await client.head()
+        assert await client.at_end()
+        planner.plan_to_return = type(planner.plan_to_return)(())
+        client = await Client.connect(port)
+        assert (await client.post(extra=b"X-Request-Id: r-2\r\n")).status == 503
+        cut, refused = lines_of(caplog, "WARNING")
+    assert cut.startswith(
+        "worker w1: upstream_error bad_upstream_response after the head of its answer, client cut, request r-1: "
+    )
+    assert refused == (
+        "worker -: answered 503 no_worker_available, request r-2: no worker may take this request now; try again later"
+    )
+
+
+@on_both_loops
+async def test_the_drain_is_logged_from_end_to_end(caplog: pytest.LogCaptureFixture):
+    """How many get how long, and how many were cut: a warning only when there were any."""
+    caplog.set_level("INFO")
+    for hangs in (True, False):
+        caplog.clear()
+        async with (
+            upstreams(hang_until_closed([]) if hangs else echo_ok) as (up,),
+            gateway(BookKeeper(up.target("w1"))) as (server, port),
+        ):
+            client = await Client.connect(port)
+            client.send(post(b"{}"))
+            assert await until(lambda: server.stats.in_flight == hangs and len(up.seen) == 1)  # noqa: B023
+            await server.close(0.05)
+        infos, warnings = lines_of(caplog, "INFO"), lines_of(caplog, "WARNING")
+        assert infos[0] == f"shutting down: the port is closed, {int(hangs)} requests in flight get 0.05 s"
+        assert (warnings if hangs else infos)[-1] == f"drain over: {int(hangs)} requests in flight were cut"
+        assert len(warnings) == int(hangs)
+
+
+@on_both_loops
+async def test_a_withdrawn_gateway_serves_but_is_not_ready():
+    """Load balancers see 503 on /readyz while old and new connections are still answered; liveness stays."""
+    async with upstreams(echo_ok) as (up,), gateway(BookKeeper(up.target("w1"))) as (server, port):
+        old = await Client.connect(port)
+        for ready in (200, 503):
+            for client in (old, await Client.connect(port)):
+                client.send(b"GET /readyz HTTP/1.1\r\nHost: gw\r\n\r\n")
+                assert (await client.answer()).status == ready
+                client.send(b"GET /health HTTP/1.1\r\nHost: gw\r\n\r\n")
+                assert (await client.answer()).status == 200
+                answer = await client.post()
+                assert (answer.status, answer.values(b"connection")) == (200, [])
+            server.withdraw()
+
+
+@on_both_loops
+async def test_a_hurried_drain_ends_at_once():
+    """`hurry` during the drain cuts what runs; the drain time left is not waited for."""
+    async with (
+        upstreams(hang_until_closed([])) as (up,),
+        gateway(planner := BookKeeper(up.target("w1"))) as (server, port),
+    ):
+        client = await Client.connect(port)
+        client.send(post(b"{}"))
+        assert await until(lambda: len(up.seen) == 1)
+        closing = asyncio.create_task(server.close(60))
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        server.hurry()
+        await asyncio.wait_for(closing, 1)
+        assert await client.at_end()
+    assert planner.kinds == ["shutdown"]

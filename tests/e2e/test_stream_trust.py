@@ -50,7 +50,7 @@ class RawEngine:
 
 
 @asynccontextmanager
-async def followed(*, replay: bool) -> AsyncIterator[tuple[RawEngine, EventSource, PrefixIndex]]:
+async def followed(*, replay: bool, topic: str = "") -> AsyncIterator[tuple[RawEngine, EventSource, PrefixIndex]]:
     """An engine, and a worker that follows its stream."""
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher, context.socket(zmq.ROUTER) as router:
         for socket in (publisher, router):
@@ -60,7 +60,12 @@ async def followed(*, replay: bool) -> AsyncIterator[tuple[RawEngine, EventSourc
         index = PrefixIndex(BlockKeyHasher(1))
         index.add_worker("w", block_size=4)
         source = EventSource("w", index, TrustState(), SystemClock())
-        config = SubscriberConfig(endpoint=engine.endpoint, replay_endpoint=engine.replay_endpoint if replay else None)
+        config = SubscriberConfig(
+            endpoint=engine.endpoint,
+            replay_endpoint=engine.replay_endpoint if replay else None,
+            topic=topic,
+            probe_s=0.1,
+        )
         subscriber = ZmqEventSubscriber(config, source, SystemClock())
         tasks = [asyncio.create_task(subscriber.run()), asyncio.create_task(engine.serve_replays())]
         try:
@@ -93,6 +98,23 @@ async def test_new_life_on_a_living_connection_is_trusted_again(replay: bool) ->
         await until(lambda: source.stats.last_seq == 1 and source.trust.level is Trust.SYNCED)
         assert index.match([*TOKENS[:4], 9])["w"].hit_tokens == 4
         assert index.stats("w").resident_now == 2
+
+
+async def test_wrong_topic_is_noticed() -> None:
+    """Batches that come by replay only are late: such a worker is not trusted, and the reason says what to check."""
+    async with followed(replay=True, topic="nope") as (engine, source, _):
+        await until(lambda: source.trust.level is Trust.SYNCED)
+
+        async def publish() -> None:
+            for seq in range(200):
+                engine.publish(seq, seq + 1, 100.0 + seq)
+                await asyncio.sleep(0.02)
+
+        publishing = asyncio.create_task(publish())
+        await until(lambda: "check" in source.trust.reason)
+        assert source.trust.level is Trust.SYNCING
+        assert "'nope'" in source.trust.reason
+        publishing.cancel()
 
 
 async def test_joining_late_without_replay_is_partial() -> None:

@@ -1,20 +1,29 @@
 """Checks of what both backends are given, so that they refuse the same things in the same words."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 from kvatlas.errors import HashingError
 
 __all__ = ["MAX_TOKEN_ID", "bad_token_ids", "count_blocks", "require_extras", "require_u64"]
 
 MAX_TOKEN_ID = 2**63 - 1
+_SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64
 
 
 def bad_token_ids(token_ids: object, reason: object) -> HashingError:
-    """The error of token ids that are no integers or out of range."""
+    """The error of refused token ids: it names the first bad one by its value, else the sequence by its type."""
+    for token_id in token_ids if isinstance(token_ids, Iterable) else ():
+        if not hasattr(token_id, "__index__"):
+            return HashingError(f"token ids must be integers: got {token_id!r} ({type(token_id).__name__})")
+        value = operator.index(token_id)
+        if not 0 <= value <= MAX_TOKEN_ID:
+            shown = value if value.bit_length() <= _SHOWN_BITS else f"of {value.bit_length()} bits"
+            return HashingError(f"token id {shown} is {'negative' if value < 0 else 'too large'}: expected 0..2^63-1")
     return HashingError(
-        f"token ids must be a sequence of integers in 0..{MAX_TOKEN_ID}, got {type(token_ids).__name__}: {reason}"
+        f"token ids must be a sequence of integers in 0..2^63-1, got {type(token_ids).__name__}: {reason}"
     )
 
 

@@ -4,13 +4,14 @@ from functools import lru_cache
 
 from kvatlas.errors import HashingError
 
-__all__ = ["ARRAY", "BYTES", "NEGATIVE", "NULL", "TEXT", "UINT", "head", "remembered_head", "uint_code"]
+__all__ = ["ARRAY", "BYTES", "MAP", "NEGATIVE", "NULL", "TEXT", "UINT", "head", "remembered_head", "uint_code"]
 
 UINT = 0 << 5
 NEGATIVE = 1 << 5
 BYTES = 2 << 5
 TEXT = 3 << 5
 ARRAY = 4 << 5
+MAP = 5 << 5
 NULL = b"\xf6"
 
 _REMEMBERED_INTS = 1 << 18

@@ -5,5 +5,6 @@ Here: read-only views for operators and scrapers. Not here: anything the data pa
 
 from kvatlas.admin.api import AdminState, make_admin_app
 from kvatlas.admin.metrics import METRICS, MetricsCollector
+from kvatlas.admin.views import WorkerView
 
-__all__ = ["METRICS", "AdminState", "MetricsCollector", "make_admin_app"]
+__all__ = ["METRICS", "AdminState", "MetricsCollector", "WorkerView", "make_admin_app"]

@@ -1,5 +1,6 @@
 """JSON over HTTP about a running gateway. Errors have the gateway's shape: {"error": {"message", "type", "code"}}."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -8,20 +9,24 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from kvatlas import __version__
 from kvatlas.admin.metrics import MetricsCollector
 from kvatlas.admin.views import WorkerView, view_worker
 from kvatlas.clock import Clock
-from kvatlas.errors import BadRequest, KvAtlasError
+from kvatlas.errors import BadRequest, DecisionNotFound, KvAtlasError, error_type
 from kvatlas.fleet import Fleet
 from kvatlas.gateway import GatewayStats
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex
-from kvatlas.routing import DecisionLog
+from kvatlas.routing import DecisionLog, DecisionRecord
 
 __all__ = ["AdminState", "make_admin_app"]
 
 _MAX_QUERY_BYTES = 16 * 1024 * 1024
+_DECISIONS_SHOWN = 20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,31 @@ class _Hits(msgspec.Struct):
     workers: dict[str, _Hit]
 
 
+class _Decisions(msgspec.Struct):
+    decisions: list[DecisionRecord]
+
+
+class _Endpoint(msgspec.Struct):
+    method: str
+    path: str
+    shows: str
+
+
+class _Index(msgspec.Struct):
+    version: str
+    endpoints: list[_Endpoint]
+
+
+_ENDPOINTS = [
+    _Endpoint("GET", "/metrics", "Prometheus metrics"),
+    _Endpoint("GET", "/health", "200 while the gateway runs"),
+    _Endpoint("GET", "/api/workers", "health, trust, event stream, load and predictions of each worker"),
+    _Endpoint("GET", "/api/decisions", "the newest routing decisions; ?limit=N, 20 unless given"),
+    _Endpoint("GET", "/api/decisions/{request_id}", "why one request went where it went"),
+    _Endpoint("POST", "/api/index/query", 'who holds a prompt: {"token_ids": [...], "lora": ..., "cache_salt": ...}'),
+]
+
+
 class _ErrorBody(msgspec.Struct):
     message: str
     type: str
@@ -71,12 +101,16 @@ class _Error(msgspec.Struct):
 def make_admin_app(state: AdminState) -> web.Application:
     """The admin app over a running gateway's state. Serve it on a private address: it has no authentication."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(state.fleet, state.index, state.gateway, state.planner))
+    registry.register(
+        MetricsCollector(state.fleet, state.index, state.gateway, state.planner, started_s=state.clock.wall_s())
+    )
     handlers = _Handlers(state, registry)
     app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_QUERY_BYTES)
+    app.router.add_get("/", handlers.endpoints)
     app.router.add_get("/metrics", handlers.metrics)
     app.router.add_get("/health", handlers.health)
     app.router.add_get("/api/workers", handlers.workers)
+    app.router.add_get("/api/decisions", handlers.decisions)
     app.router.add_get("/api/decisions/{request_id}", handlers.decision)
     app.router.add_post("/api/index/query", handlers.query)
     return app
@@ -86,6 +120,9 @@ class _Handlers:
     def __init__(self, state: AdminState, registry: CollectorRegistry) -> None:
         self._state = state
         self._registry = registry
+
+    async def endpoints(self, _: web.Request) -> web.Response:
+        return _json(_Index(__version__, _ENDPOINTS))
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -98,12 +135,20 @@ class _Handlers:
         now_s = state.clock.monotonic_s()
         return _json(_Workers(state.policy, [view_worker(w, state.index, now_s) for w in state.fleet.workers]))
 
+    async def decisions(self, request: web.Request) -> web.Response:
+        text = request.query.get("limit", str(_DECISIONS_SHOWN))
+        if not text.isdecimal() or not int(text):
+            raise BadRequest(f"limit {text!r} is not a number of decisions: expected 1 or more")
+        return _json(_Decisions(self._state.decisions.recent(int(text))))
+
     async def decision(self, request: web.Request) -> web.Response:
         request_id = request.match_info["request_id"]
         record = self._state.decisions.get(request_id)
         if record is None:
-            message = f"no decision for request {request_id!r}: never routed here, or replaced by newer records"
-            return _error(404, message, "NotFound", "decision_not_found")
+            raise DecisionNotFound(
+                f"no decision for request {request_id!r}: never routed here, or replaced by newer records; "
+                "/api/decisions lists the newest"
+            )
         return _json(record)
 
     async def query(self, request: web.Request) -> web.Response:
@@ -128,19 +173,21 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except KvAtlasError as error:
-        return _error(error.http_status, error.message, type(error).__name__, error.code)
+        return _error(error.http_status, error.message, error.code)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _error(
-            error.status, f"{request.method} {request.path}: {error.reason}", "HTTPError", f"http_{error.status}"
-        )
+        return _error(error.status, f"{request.method} {request.path}: {error.reason}", f"http_{error.status}")
+    except Exception:  # noqa: BLE001 - whatever failed, the answer has the one shape
+        _log.exception("%s %s failed: a bug", request.method, request.path)
+        message = "the admin app failed on this request; the gateway's log has the details"
+        return _error(KvAtlasError.http_status, message, KvAtlasError.code)
 
 
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def _error(status: int, message: str, kind: str, code: str) -> web.Response:
-    body = msgspec.json.encode(_Error(_ErrorBody(message, kind, code)))
+def _error(status: int, message: str, code: str) -> web.Response:
+    body = msgspec.json.encode(_Error(_ErrorBody(message, error_type(status), code)))
     return web.Response(status=status, body=body, content_type="application/json")

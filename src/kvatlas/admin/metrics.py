@@ -10,6 +10,7 @@ from typing import Literal
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvatlas import __version__
 from kvatlas.fleet import Fleet, Trust, Worker
 from kvatlas.gateway import GatewayStats, HistogramSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
@@ -29,6 +30,8 @@ class MetricInfo:
 
 
 METRICS = (
+    MetricInfo("kvatlas_build_info", "gauge", ("version",), "Always 1; the label is the version that runs."),
+    MetricInfo("kvatlas_start_time_seconds", "gauge", (), "When this gateway started, Unix time."),
     MetricInfo("kvatlas_requests_total", "counter", (), "Requests read whole and given to the planner."),
     MetricInfo("kvatlas_in_flight", "gauge", (), "Requests being served now."),
     MetricInfo("kvatlas_client_aborts_total", "counter", (), "Requests whose client left before the end."),
@@ -41,12 +44,6 @@ METRICS = (
         "counter",
         (),
         "Requests routed without the index because their tokens could not be known.",
-    ),
-    MetricInfo(
-        "kvatlas_parity_mismatches_total",
-        "counter",
-        (),
-        "Responses whose usage.prompt_tokens differs from our own token count.",
     ),
     MetricInfo(
         "kvatlas_planner_faults_total",
@@ -68,15 +65,18 @@ METRICS = (
         "kvatlas_worker_ttft_seconds",
         "histogram",
         ("worker",),
-        "Time from the whole request to the first byte of the response body.",
+        "Generation streams answered 2xx: from the whole request to the first byte of the body.",
     ),
     MetricInfo(
         "kvatlas_worker_duration_seconds",
         "histogram",
         ("worker",),
-        "Time from the whole request to the end of the response.",
+        "Whole 2xx answers of any kind: from the whole request to the end of the answer.",
     ),
     MetricInfo("kvatlas_worker_healthy", "gauge", ("worker",), "1 when health checks pass."),
+    MetricInfo(
+        "kvatlas_worker_events_configured", "gauge", ("worker",), "1 when the worker has an event stream to follow."
+    ),
     MetricInfo(
         "kvatlas_worker_trust", "gauge", ("worker", "trust"), "1 for the present trust of the worker's event stream."
     ),
@@ -142,7 +142,13 @@ METRICS = (
         "kvatlas_predictions_total",
         "counter",
         ("worker", "result"),
-        "Predicted against reported cached tokens: equal, over, under.",
+        "Promised against reported cached tokens: equal, over, under; unreported: the answer told no count.",
+    ),
+    MetricInfo(
+        "kvatlas_parity_mismatches_total",
+        "counter",
+        ("worker",),
+        "Answers whose usage.prompt_tokens is not our own count: another template or tokenizer than the engine's.",
     ),
     MetricInfo(
         "kvatlas_predicted_cached_tokens_total",
@@ -162,13 +168,20 @@ _Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class MetricsCollector(Collector):
-    """Turns the gateway's and the fleet's counters into samples at scrape time. Cost: O(workers)."""
+    """Turns the gateway's and the fleet's counters into samples at scrape time. Cost: O(workers).
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, gateway: GatewayStats, planner: FleetPlanner) -> None:
+    Args:
+        started_s: when the gateway started, Unix time.
+    """
+
+    def __init__(
+        self, fleet: Fleet, index: PrefixIndex, gateway: GatewayStats, planner: FleetPlanner, *, started_s: float
+    ) -> None:
         self._fleet = fleet
         self._index = index
         self._gateway = gateway
         self._planner = planner
+        self._started_s = started_s
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of `METRICS`, in order."""
@@ -196,13 +209,14 @@ class MetricsCollector(Collector):
             return lambda: [((worker.worker_id,), read(worker)) for worker in self._fleet.workers]
 
         return {
+            "kvatlas_build_info": lambda: [((__version__,), 1)],
+            "kvatlas_start_time_seconds": one(self._started_s),
             "kvatlas_requests_total": one(gateway.requests),
             "kvatlas_in_flight": one(gateway.in_flight),
             "kvatlas_client_aborts_total": one(gateway.client_aborts),
             "kvatlas_retries_total": one(gateway.retries),
             "kvatlas_refused_total": lambda: [((code,), n) for code, n in gateway.refused_by_code.items()],
             "kvatlas_render_errors_total": one(planner.render_errors),
-            "kvatlas_parity_mismatches_total": one(planner.parity_mismatches),
             "kvatlas_planner_faults_total": one(gateway.planner_faults),
             "kvatlas_worker_responses_total": lambda: [
                 ((worker_id, f"{status_class}xx" if status_class else "none"), n)
@@ -219,6 +233,7 @@ class MetricsCollector(Collector):
                 ((worker_id,), w.in_flight) for worker_id, w in gateway.workers.items()
             ],
             "kvatlas_worker_healthy": each(lambda w: w.healthy),
+            "kvatlas_worker_events_configured": each(lambda w: w.config.events is not None),
             "kvatlas_worker_trust": lambda: [
                 ((w.worker_id, level.value), w.trust.level is level) for w in self._fleet.workers for level in Trust
             ],
@@ -266,8 +281,9 @@ class MetricsCollector(Collector):
             "kvatlas_predictions_total": lambda: [
                 ((w.worker_id, result), getattr(w.audit, result))
                 for w in self._fleet.workers
-                for result in ("equal", "over", "under")
+                for result in ("equal", "over", "under", "unreported")
             ],
+            "kvatlas_parity_mismatches_total": each(lambda w: w.audit.parity_mismatches),
             "kvatlas_predicted_cached_tokens_total": each(lambda w: w.audit.predicted_tokens),
             "kvatlas_reported_cached_tokens_total": each(lambda w: w.audit.reported_tokens),
         }

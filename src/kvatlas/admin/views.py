@@ -62,12 +62,19 @@ class PredictionView(msgspec.Struct):
     equal: int
     over: int
     under: int
+    unreported: int
+    parity_mismatches: int
     predicted_tokens: int
     reported_tokens: int
 
 
 class WorkerView(msgspec.Struct):
-    """One worker, whole."""
+    """One worker, whole.
+
+    Attributes:
+        healthy_since_s: Unix time since when it has been healthy without a break; None while it is not.
+        failed_checks: health checks that failed since one passed.
+    """
 
     id: str
     url: str
@@ -75,6 +82,8 @@ class WorkerView(msgspec.Struct):
     models: tuple[str, ...]
     healthy: bool
     health_reason: str
+    healthy_since_s: float | None
+    failed_checks: int
     trust: TrustView
     stream: StreamView | None
     index: IndexView
@@ -93,6 +102,8 @@ def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
         models=worker.models,
         healthy=worker.healthy,
         health_reason=worker.health_reason,
+        healthy_since_s=worker.healthy_since_s,
+        failed_checks=worker.failed_checks,
         trust=TrustView(trust.level.value, trust.reason, round(now_s - trust.since_s, 3)),
         stream=_view_stream(worker, now_s),
         index=IndexView(
@@ -115,7 +126,14 @@ def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
             gauges.kv_usage,
         ),
         predictions=PredictionView(
-            audit.compared, audit.equal, audit.over, audit.under, audit.predicted_tokens, audit.reported_tokens
+            audit.compared,
+            audit.equal,
+            audit.over,
+            audit.under,
+            audit.unreported,
+            audit.parity_mismatches,
+            audit.predicted_tokens,
+            audit.reported_tokens,
         ),
     )
 

@@ -61,7 +61,10 @@ def peer_process(
             [str(interpreter), script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment)
         )
     except OSError as error:
-        raise ConfigError(f"interpreter {str(interpreter)!r} cannot be started: {error}") from error
+        raise ConfigError(
+            f"the interpreter {str(interpreter)!r} cannot be started ({error.strerror}): run `make test-real` first, "
+            "which installs one with vLLM, or give --interpreter"
+        ) from error
     try:
         yield PeerProcess(process, needs)
     finally:

@@ -12,6 +12,7 @@ from kvatlas.errors import ConfigError
 
 __all__ = ["command"]
 
+_RECORDINGS = Path("tests/vectors/core")
 _PLANNERS = {"fixed": "kvatlas.gateway:FixedPlanner", "routed": "kvatlas.bench.routed_planner:routed_planner"}
 
 
@@ -74,8 +75,8 @@ def hash_command(*, against: str | None, interpreter: str, rounds: int, as_json:
 @command.command(name="prefix-cache")
 @click.option(
     "--recordings",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=Path("tests/vectors/core"),
+    type=click.Path(path_type=Path),
+    default=_RECORDINGS,
     show_default=True,
     help="Folder of recorded cache operations; one row each.",
 )
@@ -94,6 +95,11 @@ def prefix_cache(
     *, recordings: Path, against: str | None, interpreter: str, rounds: int, requests: int, as_json: bool
 ) -> None:
     """Time per cache operation, requests per second, bytes per block; beside vLLM's KVCacheManager with --against."""
+    if recordings == _RECORDINGS and not recordings.is_dir():
+        raise ConfigError(
+            f"{recordings} is not here: recordings come with the sources, not with the package. Run this in a "
+            "checkout of kvatlas, or give a folder with --recordings"
+        )
     files = sorted(recordings.glob("*.jsonl"))
     if not files:
         raise ConfigError(f"no recordings (*.jsonl) in {recordings}: give the folder with --recordings")

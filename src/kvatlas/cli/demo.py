@@ -18,14 +18,16 @@ import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvatlas.cli.output import console, print_json, print_table
+from kvatlas.cli.signals import sigterm_ends_block
 from kvatlas.cli.sim import worker_option
+from kvatlas.cli.tiny_model import kept_tiny_model
 from kvatlas.clock import SystemClock
 from kvatlas.errors import UpstreamError
 from kvatlas.replay import ConversationSettings, RunSummary, hold_conversations, make_conversations, summarise
 from kvatlas.routing import POLICY_NAMES
 from kvatlas.simulator import EngineConfig, LatencyConfig, SimulatedFleet
 
-__all__ = ["command"]
+__all__ = ["command", "print_summaries"]
 
 _MODEL = "kvatlas-sim"
 _STOP_TIMEOUT_S = 20.0
@@ -40,19 +42,8 @@ class _Setup:
     seed: int
 
 
-class _PolicyJson(msgspec.Struct):
-    hit_rate: float
-    ttft_p50_ms: float
-    ttft_p90_ms: float
-    max_over_mean_work: float
-    requests: int
-    failed: int
-    predicted: int
-    predicted_equal: int
-
-
 class _DemoJson(msgspec.Struct):
-    policies: dict[str, _PolicyJson]
+    policies: dict[str, RunSummary]
 
 
 @click.command(name="demo", help=__doc__)
@@ -64,7 +55,7 @@ class _DemoJson(msgspec.Struct):
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=258),
-    default=900,
+    default=800,
     show_default=True,
     help="KV blocks of 16 tokens per engine: small enough that copies compete for room.",
 )
@@ -91,6 +82,18 @@ def command(
 ) -> None:
     """Compare policies on a simulated fleet."""
     setup = _Setup(engines, conversations, turns, num_blocks, seed)
+    with sigterm_ends_block():
+        summaries = _run(setup, policies, quiet=as_json)
+    if as_json:
+        print_json(_DemoJson(summaries))
+    else:
+        load = f"{conversations} conversations x {turns} turns"
+        print_summaries(f"{load} on {engines} simulated engines, seed {seed}", summaries)
+    if any(summary.failed for summary in summaries.values()):
+        raise click.exceptions.Exit(1)
+
+
+def _run(setup: _Setup, policies: tuple[str, ...], *, quiet: bool) -> dict[str, RunSummary]:
     progress = Progress(
         TextColumn("{task.description:<14}"),
         BarColumn(),
@@ -98,26 +101,20 @@ def command(
         TextColumn("requests"),
         TimeElapsedColumn(),
         console=console,
-        disable=as_json,
+        disable=quiet,
     )
     summaries: dict[str, RunSummary] = {}
-    with progress:
+    with kept_tiny_model() as tokenizer, progress:
         for policy in policies:
-            task = progress.add_task(policy, total=conversations * turns)
-            summaries[policy] = _run_policy(setup, policy, partial(progress.advance, task))
-    if as_json:
-        print_json(
-            _DemoJson({name: msgspec.convert(s, _PolicyJson, from_attributes=True) for name, s in summaries.items()})
-        )
-    else:
-        _print(setup, summaries)
-    if any(summary.failed for summary in summaries.values()):
-        raise click.exceptions.Exit(1)
+            task = progress.add_task(policy, total=setup.conversations * setup.turns)
+            summaries[policy] = _run_policy(setup, policy, tokenizer, partial(progress.advance, task))
+    return summaries
 
 
-def _run_policy(setup: _Setup, policy: str, advance: Callable[[], None]) -> RunSummary:
+def _run_policy(setup: _Setup, policy: str, tokenizer: str, advance: Callable[[], None]) -> RunSummary:
     config = EngineConfig(
         model=_MODEL,
+        tokenizer=tokenizer,
         num_blocks=setup.num_blocks,
         max_model_len=4096,
         seed=setup.seed,
@@ -131,13 +128,14 @@ def _run_policy(setup: _Setup, policy: str, advance: Callable[[], None]) -> RunS
 
 @contextlib.contextmanager
 def _gateway(fleet: SimulatedFleet, policy: str, seed: int) -> Iterator[str]:
-    """A gateway process in front of the fleet; yields its URL."""
+    """A gateway process in front of the fleet; yields its URL. It ends with this process, however that ends."""
     workers = [worker_option(e.base_url, e.events_endpoint, e.replay_endpoint) for e in fleet.engines]
     arguments = [
         sys.executable,
         "-m",
         "kvatlas",
         "serve",
+        "--follow-stdin",
         "--json",
         "--host",
         "127.0.0.1",
@@ -148,7 +146,9 @@ def _gateway(fleet: SimulatedFleet, policy: str, seed: int) -> Iterator[str]:
     ]
     arguments += ["--policy", policy, "--seed", str(seed), "--tokenizer", fleet.tokenizer]
     arguments += [part for worker in workers for part in ("--worker", worker)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             yield f"http://127.0.0.1:{_read_port(process)}"
         finally:
@@ -170,7 +170,8 @@ def _read_port(process: "subprocess.Popen[str]") -> int:
     )
 
 
-def _print(setup: _Setup, summaries: dict[str, RunSummary]) -> None:
+def print_summaries(title: str, summaries: dict[str, RunSummary]) -> None:
+    """Write the table, what its columns mean, and what failed requests said."""
     rows = [
         [
             name,
@@ -184,8 +185,6 @@ def _print(setup: _Setup, summaries: dict[str, RunSummary]) -> None:
         ]
         for name, s in summaries.items()
     ]
-    load = f"{setup.conversations} conversations x {setup.turns} turns"
-    title = f"{load} on {setup.engines} simulated engines, seed {setup.seed}"
     columns = [
         "policy",
         "hit rate",
@@ -197,3 +196,18 @@ def _print(setup: _Setup, summaries: dict[str, RunSummary]) -> None:
         "failed",
     ]
     print_table(title, columns, rows)
+    console.print(_explain(summaries), style="dim")
+    for name, summary in summaries.items():
+        for error in summary.errors:
+            click.echo(f"{name}: a request failed: {error}")
+
+
+def _explain(summaries: dict[str, RunSummary]) -> str:
+    """One line under the table for who meets its columns for the first time."""
+    misses = ", ".join(f"{name} {s.predicted_over}/{s.predicted_under}" for name, s in summaries.items())
+    return (
+        "max/mean work: prompt tokens computed by the busiest engine over the mean of all (1.00 = even). "
+        "predicted = actual: the cached tokens promised per request against the engine's own count; a promise is over "
+        "when blocks were evicted between promise and admission, under when another request cached them meanwhile "
+        f"(over/under: {misses})."
+    )

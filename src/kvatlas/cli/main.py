@@ -1,4 +1,7 @@
-"""Entry point: finds the subcommand, imports only that one, and turns our errors into one line and exit code 2."""
+"""Entry point: finds the subcommand, imports only that one, and turns our errors into one line and exit code 2.
+
+Ctrl-C ends any command quietly, with the exit code shells give it.
+"""
 
 import importlib
 import sys
@@ -10,6 +13,9 @@ from kvatlas.errors import KvAtlasError
 
 __all__ = ["cli", "main"]
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of the signal."""
+
 COMMANDS = {
     "bench": ("kvatlas.cli.bench", "Measure what we cost, beside a peer in the same run."),
     "demo": ("kvatlas.cli.demo", "Simulated fleet, gateway and load: round robin against cost, in one table."),
@@ -18,6 +24,7 @@ COMMANDS = {
     "index": ("kvatlas.cli.index", "Ask a running gateway's index who holds a prompt."),
     "serve": ("kvatlas.cli.serve", "Run the gateway in front of engines."),
     "sim": ("kvatlas.cli.sim", "Run simulated engines that answer like vLLM."),
+    "workers": ("kvatlas.cli.workers", "Show the workers of a running gateway: health, trust, load, predictions."),
 }
 
 
@@ -64,7 +71,13 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; exit 2 with one clear line when the input or the configuration is at fault."""
     try:
-        cli(prog_name="kvatlas")
+        status = cli(prog_name="kvatlas", standalone_mode=False)
+    except click.Abort:  # what click makes of Ctrl-C
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except KvAtlasError as error:
         click.echo(f"kvatlas: {error.message}", err=True)
         sys.exit(2)
+    sys.exit(status if isinstance(status, int) else 0)

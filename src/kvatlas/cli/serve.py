@@ -1,7 +1,6 @@
 """`kvatlas serve`: the gateway in front of engines."""
 
 import asyncio
-import contextlib
 import logging
 import signal
 from pathlib import Path
@@ -13,12 +12,15 @@ import uvloop
 
 from kvatlas.cli.output import print_json
 from kvatlas.cli.service import Ports, Service
+from kvatlas.cli.signals import stop_when_stdin_ends
 from kvatlas.config import ServeConfig, load_serve_config, parse_worker
 from kvatlas.errors import ConfigError
 from kvatlas.gateway.fleet_planner import ANY_MODEL
 from kvatlas.routing import POLICY_NAMES
 
 __all__ = ["command"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Ready(msgspec.Struct):
@@ -55,10 +57,17 @@ class _Ready(msgspec.Struct):
 @click.option("--admin-port", type=int, default=None, help="Admin port; 0 takes a free one.  [default: 9090]")
 @click.option("--seed", type=int, default=None, help="Seed of random choices and block keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print the ports as JSON when ready.")
+@click.option("--follow-stdin", is_flag=True, hidden=True, help="Stop when standard input ends.")
 def command(
-    *, config_file: Path | None, workers: tuple[str, ...], tokenizers: tuple[str, ...], as_json: bool, **options: Any
+    *,
+    config_file: Path | None,
+    workers: tuple[str, ...],
+    tokenizers: tuple[str, ...],
+    as_json: bool,
+    follow_stdin: bool,
+    **options: Any,
 ) -> None:
-    """Run the gateway until SIGTERM or Ctrl-C."""
+    """Run the gateway until SIGTERM or Ctrl-C; the second one does not wait for running requests."""
     config = load_serve_config(config_file) if config_file else ServeConfig()
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if workers:
@@ -75,21 +84,46 @@ def command(
             "no engine to route to: give --worker URL[,events=...] at least once, or `workers` in --config"
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_serve(config, as_json=as_json))
-
-
-async def _serve(config: ServeConfig, *, as_json: bool) -> None:
     service = Service(config)
+    if not uvloop.run(_serve(service, config, as_json=as_json, follow_stdin=follow_stdin)):
+        raise click.Abort
+
+
+async def _serve(service: Service, config: ServeConfig, *, as_json: bool, follow_stdin: bool) -> bool:
+    """Serve until told to stop. Returns False when Ctrl-C came before the start was complete."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    first: signal.Signals | None = None
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal first
+        if stop.is_set():
+            _log.warning("%s again: running requests are cut", number.name)
+            service.hurry()
+        else:
+            first = number
+            _log.info("%s: shutting down", number.name)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal, number)
+    if follow_stdin:
+        stop_when_stdin_ends(stop)
+    starting = loop.create_task(service.start())
+    stopping = loop.create_task(stop.wait())
     try:
-        ports = await service.start()
-        _announce(config, ports, as_json=as_json)
-        await stop.wait()
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return first is not signal.SIGINT
+        _announce(config, starting.result(), as_json=as_json)
+        await stopping
+        await service.withdraw()
+        return True
     finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
         await service.close()
 
 
@@ -97,9 +131,9 @@ def _announce(config: ServeConfig, ports: Ports, *, as_json: bool) -> None:
     if as_json:
         print_json(_Ready(ports.gateway, ports.admin))
         return
-    click.echo(
-        f"gateway  http://{config.host}:{ports.gateway}/v1  policy {config.policy}, {len(config.workers)} workers"
-    )
+    gateway = f"http://{config.host}:{ports.gateway}"
+    click.echo(f"gateway  {gateway}/v1  policy {config.policy}, workers: {len(config.workers)}")
+    click.echo(f"ready?   {gateway}/readyz  200 while any worker is healthy")
     click.echo(f"admin    http://{config.admin_host}:{ports.admin}/api/workers  /metrics  /api/decisions/ID")
 
 

@@ -1,16 +1,20 @@
 """The whole gateway in one process: built from its configuration, started, drained and stopped in order."""
 
+import asyncio
+import contextlib
+import logging
 import secrets
 from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
 
+from kvatlas import __version__
 from kvatlas.admin import AdminState, make_admin_app
 from kvatlas.clock import SystemClock
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ConfigError
-from kvatlas.fleet import Fleet
+from kvatlas.fleet import Fleet, describe_failure
 from kvatlas.gateway import GatewayConfig, GatewayServer, Timeouts
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.hashing import BlockKeyHasher
@@ -19,6 +23,8 @@ from kvatlas.rendering import LocalRenderer
 from kvatlas.routing import DecisionLog, Picker, make_policy
 
 __all__ = ["Service"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Service:
         self._session: aiohttp.ClientSession | None = None
         self._server: GatewayServer | None = None
         self._admin: web.AppRunner | None = None
+        self._hurried = asyncio.Event()
 
     async def start(self) -> Ports:
         """Bring up workers, admin app and gateway, in this order.
@@ -60,7 +67,9 @@ class Service:
             ConfigError: a port cannot be bound, or a worker is given twice.
         """
         config = self._config
+        _log.info("kvatlas %s starts: policy %s, %d workers", __version__, config.policy, len(config.workers))
         await self._fleet.start()
+        self._log_workers()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         log = DecisionLog(config.decision_log_size)
         planner = FleetPlanner(
@@ -71,6 +80,7 @@ class Service:
             renderers=self._renderers,
             session=self._session,
             render_timeout_s=config.render_timeout_s,
+            forward_all_paths=config.forward_all_paths,
         )
         timeouts = Timeouts(
             connect_s=config.connect_timeout_s, first_byte_s=config.first_byte_timeout_s, idle_s=config.idle_timeout_s
@@ -87,8 +97,24 @@ class Service:
             raise _cannot_bind("gateway", config.host, config.port, error) from error
         return Ports(gateway_port, admin_port)
 
+    async def withdraw(self) -> None:
+        """Say on `/readyz` that this gateway leaves, and serve on for the configured delay or until `hurry`."""
+        delay_s = self._config.shutdown_delay_s
+        if self._server is None or not delay_s:
+            return
+        self._server.withdraw()
+        _log.info("/readyz answers 503 now; requests are taken for %g s more", delay_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurried.wait(), delay_s)
+
+    def hurry(self) -> None:
+        """Wait for nothing any more: what runs is cut."""
+        self._hurried.set()
+        if self._server is not None:
+            self._server.hurry()
+
     async def close(self) -> None:
-        """Let running requests end (up to the configured drain time), then stop everything."""
+        """Let running requests end (up to the configured drain time or until `hurry`), then stop everything."""
         if self._server is not None:
             await self._server.close(self._config.drain_s)
         if self._admin is not None:
@@ -98,6 +124,21 @@ class Service:
             await self._session.close()
         for renderer in self._renderers.values():
             renderer.close()
+
+    def _log_workers(self) -> None:
+        for worker in self._fleet.workers:
+            events = worker.config.events or "no, routed by load alone"
+            replay = f", replay {worker.config.replay}" if worker.config.replay else ""
+            health = "healthy" if worker.healthy else "not healthy yet"
+            _log.info(
+                "worker %s: %s, events %s%s, %s: %s",
+                worker.worker_id,
+                worker.config.url,
+                events,
+                replay,
+                health,
+                worker.health_reason,
+            )
 
     async def _start_admin(self, state: AdminState) -> int:
         config = self._config
@@ -114,5 +155,5 @@ class Service:
 
 def _cannot_bind(what: str, host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
-        f"the {what} cannot listen on {host}:{port}: {error.strerror or error}; choose another port or address"
+        f"the {what} cannot listen on {host}:{port}: {describe_failure(error)}; choose another port or address"
     )

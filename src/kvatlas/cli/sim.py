@@ -1,5 +1,6 @@
 """`kvatlas sim`: simulated engines that answer like vLLM."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Mapping
@@ -10,10 +11,13 @@ import click
 import msgspec
 
 from kvatlas.cli.output import print_json
+from kvatlas.cli.tiny_model import kept_tiny_model
 from kvatlas.errors import ConfigError
+from kvatlas.hashing import VLLM_ALGOS
 from kvatlas.simulator import (
     EXAMPLE_SCRIPT,
     ConnectorConfig,
+    EngineAddress,
     EngineConfig,
     EventsConfig,
     LatencyConfig,
@@ -24,6 +28,8 @@ from kvatlas.simulator import (
 )
 
 __all__ = ["command", "worker_option"]
+
+_WATCH_S = 0.3
 
 
 class _Engine(msgspec.Struct):
@@ -57,7 +63,11 @@ class _Started(msgspec.Struct):
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address they listen on.")
 @click.option("--model", default="kvatlas-sim", show_default=True, help="Name of the model they serve.")
-@click.option("--tokenizer", default=None, help="Folder or hub name of a tokenizer; without it a tiny one is made.")
+@click.option(
+    "--tokenizer",
+    default=None,
+    help="Folder or hub name of a tokenizer; without it a tiny one, kept in the cache directory.",
+)
 @click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True, help="Tokens per KV block.")
 @click.option(
     "--num-blocks", type=click.IntRange(min=2), default=4096, show_default=True, help="Blocks in the pool of each."
@@ -65,7 +75,13 @@ class _Started(msgspec.Struct):
 @click.option(
     "--max-model-len", type=click.IntRange(min=1), default=16_384, show_default=True, help="Most tokens of one request."
 )
-@click.option("--hash-algo", default="sha256", show_default=True, help="vLLM's --prefix-caching-hash-algo.")
+@click.option(
+    "--hash-algo",
+    type=click.Choice(list(VLLM_ALGOS)),
+    default="sha256",
+    show_default=True,
+    help="vLLM's --prefix-caching-hash-algo.",
+)
 @click.option(
     "--prefill-tokens-per-s",
     type=float,
@@ -119,24 +135,61 @@ def command(**options: Any) -> None:
     if options["trace_cache"] is not None:
         _trace(options["trace_cache"])
         return
-    config = _engine_config(options)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with SimulatedFleet(options["engines"], config) as fleet:
-        if options["as_json"]:
-            shown = [
-                _Engine(e.base_url, e.events_endpoint, e.replay_endpoint, e.pid, list(e.rank_endpoints))
-                for e in fleet.engines
-            ]
-            print_json(_Started(shown, fleet.tokenizer))
-        else:
-            click.echo(f"{len(fleet.engines)} engines serve {config.model}; put a gateway in front of them with:")
-            workers = " \\\n  ".join(
-                f"--worker {worker_option(e.base_url, e.events_endpoint, e.replay_endpoint)}" for e in fleet.engines
-            )
-            click.echo(f"kvatlas serve --tokenizer {fleet.tokenizer} \\\n  {workers}")
-        stop.wait()
+    with contextlib.ExitStack() as stack:
+        tokenizer = options["tokenizer"] or stack.enter_context(kept_tiny_model())
+        fleet = stack.enter_context(
+            SimulatedFleet(options["engines"], _engine_config(options | {"tokenizer": tokenizer}))
+        )
+        _announce(fleet, options["model"], as_json=options["as_json"])
+        _watch(fleet, stop)
+
+
+def _announce(fleet: SimulatedFleet, model: str, *, as_json: bool) -> None:
+    if as_json:
+        shown = [
+            _Engine(e.base_url, e.events_endpoint, e.replay_endpoint, e.pid, list(e.rank_endpoints))
+            for e in fleet.engines
+        ]
+        print_json(_Started(shown, fleet.tokenizer))
+        return
+    if len(fleet.engines) == 1:
+        click.echo(f"1 engine serves {model}; put a gateway in front of it with:")
+    else:
+        click.echo(f"{len(fleet.engines)} engines serve {model}; put a gateway in front of them with:")
+    workers = " \\\n  ".join(f"--worker {text}" for e in fleet.engines for text in _worker_options(e))
+    click.echo(f"kvatlas serve --tokenizer {fleet.tokenizer} \\\n  {workers}")
+
+
+def _worker_options(engine: EngineAddress) -> list[str]:
+    """One for each rank: a rank has a cache and an event stream of its own."""
+    if len(engine.rank_endpoints) < 2:
+        return [worker_option(engine.base_url, engine.events_endpoint, engine.replay_endpoint)]
+    return [
+        f"{worker_option(engine.base_url, events, replay)},rank={rank}"
+        for rank, (events, replay) in enumerate(engine.rank_endpoints)
+    ]
+
+
+def _watch(fleet: SimulatedFleet, stop: threading.Event) -> None:
+    """Wait for the end, and tell of each engine that ends before.
+
+    Raises:
+        Exit: with 1 when none is left.
+    """
+    ended: set[int] = set()
+    while not stop.wait(_WATCH_S):
+        for index, status in enumerate(fleet.exit_statuses):
+            if status is None or index in ended:
+                continue
+            ended.add(index)
+            engine, left = fleet.engines[index], len(fleet.engines) - len(ended)
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            click.echo(f"engine {engine.base_url} (pid {engine.pid}) ended: {how}; {left} left", err=True)
+        if len(ended) == len(fleet.engines):
+            raise click.exceptions.Exit(1)
 
 
 def _trace(path: str) -> None:
@@ -155,6 +208,8 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
     host, events_port = options["host"], options["events_port"]
     replay_port = events_port + 1000 if events_port else 0
     loras = [text.partition("=") for text in options["loras"]]
+    if options["connector"] in {"disk", "tiered"} and options["connector_dir"] is None:
+        raise ConfigError(f"--connector {options['connector']} keeps blocks in files: give --connector-dir DIRECTORY")
     connector = options["connector"] and ConnectorConfig(
         kind=options["connector"],
         host_blocks=options["connector_blocks"],

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kvatlas.errors import ConfigError
+from kvatlas.hashing.token_ids import normalise_token_ids
 
 __all__ = ["read_token_ids"]
 
@@ -12,6 +13,7 @@ def read_token_ids(tokens: str | None, tokens_file: Path | None) -> list[int]:
 
     Raises:
         ConfigError: both or neither are given, the file cannot be read, or something in it is not a whole number.
+        HashingError: a number is no token id.
     """
     if (tokens is None) == (tokens_file is None):
         raise ConfigError("give token ids either with --tokens 1,2,3 or with --tokens-file FILE")
@@ -23,6 +25,6 @@ def read_token_ids(tokens: str | None, tokens_file: Path | None) -> list[int]:
             raise ConfigError(f"cannot read --tokens-file {tokens_file}: {error}") from error
     words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     try:
-        return [int(word) for word in words]
+        return list(normalise_token_ids([int(word) for word in words]))
     except ValueError as error:
         raise ConfigError(f"token ids must be whole numbers separated by commas: {error}") from error

@@ -4,7 +4,7 @@ Here: the shapes (msgspec Structs that refuse unknown fields), the defaults, the
 texts. Not here: anything that acts on them.
 """
 
-from kvatlas.config.load import load_serve_config, parse_worker
+from kvatlas.config.load import is_endpoint, load_serve_config, parse_worker
 from kvatlas.config.model import ServeConfig, WorkerConfig
 
-__all__ = ["ServeConfig", "WorkerConfig", "load_serve_config", "parse_worker"]
+__all__ = ["ServeConfig", "WorkerConfig", "is_endpoint", "load_serve_config", "parse_worker"]

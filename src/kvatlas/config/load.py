@@ -9,7 +9,7 @@ import msgspec
 from kvatlas.config.model import ServeConfig, WorkerConfig
 from kvatlas.errors import ConfigError
 
-__all__ = ["load_serve_config", "parse_worker"]
+__all__ = ["is_endpoint", "load_serve_config", "parse_worker"]
 
 _WORKER_FORM = (
     "URL[,events=tcp://HOST:PORT][,replay=tcp://HOST:PORT][,topic=T][,rank=N]"
@@ -95,6 +95,9 @@ def check_worker(worker: WorkerConfig) -> None:
         raise ConfigError(
             f"worker URL {worker.url!r} cannot be used: expected http://HOST[:PORT][/PATH], e.g. http://10.0.0.5:8000"
         )
+    if worker.url.rstrip("/").endswith("/v1"):
+        base = worker.url.rstrip("/").removesuffix("/v1")
+        raise ConfigError(f"worker URL {worker.url!r} cannot be used: give the base URL without /v1, i.e. {base}")
     for name, endpoint in (("events", worker.events), ("replay", worker.replay)):
         if endpoint is None:
             continue
@@ -103,12 +106,17 @@ def check_worker(worker: WorkerConfig) -> None:
                 f"{name} endpoint {endpoint!r} of {worker.url} is where the engine binds: "
                 "give the host to connect to instead"
             )
-        if not _ZMQ_URL.match(endpoint) or not _port_fits(endpoint):
+        if not is_endpoint(endpoint):
             raise ConfigError(f"{name} endpoint {endpoint!r} of {worker.url} cannot be used: expected tcp://HOST:PORT")
     if worker.replay is not None and worker.events is None:
         raise ConfigError(
             f"worker {worker.url} has a replay endpoint but no events endpoint: give events=tcp://HOST:PORT too"
         )
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether a text is a ZeroMQ address that can be connected to: tcp://HOST:PORT, ipc://PATH or inproc://NAME."""
+    return bool(_ZMQ_URL.match(text)) and _port_fits(text)
 
 
 def _port_fits(endpoint: str) -> bool:

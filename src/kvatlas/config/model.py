@@ -15,6 +15,7 @@ def _doc(text: str) -> Meta:
 Port = Annotated[int, Meta(ge=0, le=65535)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+NotNegativeFloat = Annotated[float, Meta(ge=0)]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +92,24 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         600.0
     )
     idle_timeout_s: Annotated[PositiveFloat, _doc("How long a response may pause between two reads.")] = 600.0
-    drain_s: Annotated[PositiveFloat, _doc("How long running requests may take to end after SIGTERM.")] = 30.0
+    shutdown_delay_s: Annotated[
+        NotNegativeFloat,
+        _doc(
+            "How long, after SIGTERM, new requests are still served while /readyz already answers 503, "
+            "so that load balancers move away before the port closes."
+        ),
+    ] = 0.0
+    drain_s: Annotated[
+        PositiveFloat,
+        _doc("How long running requests may take to end once the port is closed. A second SIGTERM ends the wait."),
+    ] = 30.0
+    forward_all_paths: Annotated[
+        bool,
+        _doc(
+            "Forward every path. By default only what clients use is: see docs/operations.md. "
+            "Engines' admin routes (/sleep, /reset_prefix_cache, LoRA loading) stay closed."
+        ),
+    ] = False
     decision_log_size: Annotated[PositiveInt, _doc("Decision records kept in memory.")] = 10_000
     render_timeout_s: Annotated[
         PositiveFloat,

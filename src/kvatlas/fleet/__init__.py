@@ -5,6 +5,7 @@ and carrying requests (gateway).
 """
 
 from kvatlas.fleet.audit import PredictionAudit
+from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
 from kvatlas.fleet.load import LoadLedger, Ticket
@@ -27,6 +28,7 @@ __all__ = [
     "Trust",
     "TrustState",
     "Worker",
+    "describe_failure",
     "parse_gauges",
     "worker_id_of",
 ]

@@ -14,6 +14,10 @@ class PredictionAudit:
     over: int = 0
     """The index claimed more than the engine had."""
     under: int = 0
+    unreported: int = 0
+    """Promises that could not be checked: the answer carried no count (e.g. a stream without `include_usage`)."""
+    parity_mismatches: int = 0
+    """Answers whose `usage.prompt_tokens` is not our own count: another template or tokenizer than the engine's."""
     predicted_tokens: int = 0
     reported_tokens: int = 0
 

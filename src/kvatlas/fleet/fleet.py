@@ -99,6 +99,7 @@ class Fleet:
         monitor = HealthMonitor(
             worker,
             self._session,
+            self._clock,
             interval_s=self._config.health_interval_s,
             timeout_s=self._config.health_timeout_s,
             failures=self._config.health_failures,

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
+from kvatlas.clock import Clock
+from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.worker import EngineGauges, Worker
 
 __all__ = ["HealthMonitor", "parse_gauges"]
@@ -41,6 +43,7 @@ class HealthMonitor:
         self,
         worker: Worker,
         session: aiohttp.ClientSession,
+        clock: Clock,
         *,
         interval_s: float,
         timeout_s: float,
@@ -49,6 +52,7 @@ class HealthMonitor:
     ) -> None:
         self._worker = worker
         self._session = session
+        self._clock = clock
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._failures = failures
@@ -80,13 +84,14 @@ class HealthMonitor:
                 self._failed(f"GET /health answered {status}")
                 return
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._failed(f"{type(error).__name__}: {error}" if str(error) else f"no answer in {self._timeout.total} s")
+            self._failed(self._describe(error))
             return
         worker.health_reason = "GET /health answered 200"
         await self._look_around()
         if not worker.healthy:
             models = ", ".join(worker.models) or "unknown models"
             _log.info("worker %s: healthy, serves %s", worker.worker_id, models)
+            worker.healthy_since_s = self._clock.wall_s()
         worker.failed_checks = 0
         worker.healthy = True
 
@@ -96,9 +101,12 @@ class HealthMonitor:
             await self._learn_models()
             await self._scrape()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            self._worker.health_reason += (
-                f", but its models or metrics cannot be read ({type(error).__name__}: {error})"
-            )
+            self._worker.health_reason += f", but its models or metrics cannot be read: {self._describe(error)}"
+
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer in {self._timeout.total:g} s"
+        return describe_failure(error)
 
     def _failed(self, reason: str) -> None:
         worker = self._worker
@@ -108,6 +116,7 @@ class HealthMonitor:
             if worker.healthy or worker.failed_checks == 1:
                 _log.warning("worker %s: gets no traffic: %s", worker.worker_id, reason)
             worker.healthy = False
+            worker.healthy_since_s = None
 
     async def _status(self, path: str) -> int:
         async with self._session.get(self._worker.base_url + path, timeout=self._timeout) as response:

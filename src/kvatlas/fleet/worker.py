@@ -48,6 +48,9 @@ class Worker:
     healthy: bool = False
     health_reason: str = "not checked yet"
     failed_checks: int = 0
+    """Checks that failed since one passed."""
+    healthy_since_s: float | None = None
+    """Unix time since when it has been healthy without a break; None while it is not."""
     gauges: EngineGauges = field(default_factory=EngineGauges)
     audit: PredictionAudit = field(default_factory=PredictionAudit)
 

@@ -80,7 +80,8 @@ class Attempt:
         context = self._context
         status = self.status
         duration_s = context.clock.monotonic_s() - self._started_s
-        self._worker.ended(kind, status, duration_s, self._first_byte_s, error_code)
+        ttft_s = self._first_byte_s if self._plan.measures_ttft else None
+        self._worker.ended(kind, status, duration_s, ttft_s, error_code)
         usage = parse_usage(self._tail) if kind == "ok" and status < 300 else NO_USAGE
         outcome = Outcome(
             kind,

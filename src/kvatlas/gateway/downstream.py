@@ -179,7 +179,7 @@ class Downstream(asyncio.Protocol):
     def _readiness(self) -> tuple[int, bytes]:
         context = self._context
         try:
-            is_ready = not context.draining and context.planner.ready()
+            is_ready = not (context.leaving or context.draining) and context.planner.ready()
         except Exception:  # noqa: BLE001 - a planner that cannot tell is not ready
             is_ready = False
         return (200, b'{"status":"ready"}') if is_ready else (503, b'{"status":"not ready"}')

@@ -23,6 +23,7 @@ from kvatlas.errors import (
     UpstreamConnectError,
     UpstreamTimeoutError,
 )
+from kvatlas.fleet import describe_failure
 from kvatlas.gateway.attempt import Attempt, report_undispatched
 from kvatlas.gateway.context import GatewayContext
 from kvatlas.gateway.heads import RequestHead, ends_with_connection, forward_head, insert_response_headers
@@ -184,7 +185,9 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - refused, unresolvable, unspeakable: all mean no connection
             self._task = None
             target = slot.target
-            reason = f"no connection to worker {target.worker_id} at {target.host}:{target.port}: {error}"
+            reason = (
+                f"no connection to worker {target.worker_id} at {target.host}:{target.port}: {describe_failure(error)}"
+            )
             self._connect_failed(UpstreamConnectError(reason))
             return
         self._task = None
@@ -208,6 +211,7 @@ class Exchange:
         self._connection = None
         alone = len(plan.targets) == 1
         if self._attempts < _MAX_ATTEMPTS and (stale or not alone):
+            self._note_failure("connect_error", error)
             self._end_attempt("connect_error", error.code)
             self._context.stats.retries += 1
             self._dispatch(plan, plan.targets[0 if alone else 1], fresh=alone)
@@ -337,21 +341,29 @@ class Exchange:
         """Answer with an error while that is still possible, else cut the client's connection."""
         if self._done:
             return
+        worker_id = self._worker_id()
         self._drop_upstream()
+        self._note_failure(kind, error)
         self._end_attempt(kind, error.code)
         if self._head_sent:
-            _log.warning("request %s: %s", self._request.request_id, error.message)
             self._finish(close=True, cut=True)
         else:
-            self._answer_error(error)
+            self._answer_error(error, worker_id)
+
+    def _note_failure(self, kind: OutcomeKind, error: KvAtlasError) -> None:
+        if self._attempt is not None:
+            self._context.failures.attempt_failed(
+                self._request.request_id, self._worker_id(), kind, error, head_sent=self._head_sent
+            )
 
     def _abandon(self, kind: OutcomeKind) -> None:
         self._drop_upstream()
         self._end_attempt(kind)
         self._finish(close=True, cut=True)
 
-    def _answer_error(self, error: Exception) -> None:
+    def _answer_error(self, error: Exception, worker_id: str | None = None) -> None:
         close = self._close_after or self._context.draining
+        self._context.failures.answered(self._request.request_id, worker_id, error)
         self._client.answer_error(self._request, error, close=close)
         self._finish(close=close)
 

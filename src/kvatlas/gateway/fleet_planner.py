@@ -5,14 +5,16 @@ no prediction, and its decision record says why.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
 import aiohttp
 import msgspec
 
-from kvatlas.errors import ModelNotFound, NoWorkerAvailable, RenderError
+from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, LoadLedger, Ticket, Trust, Worker
+from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex, WorkerMatch
@@ -27,6 +29,8 @@ from kvatlas.rendering import (
 from kvatlas.routing import Candidate, DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
+
+_log = logging.getLogger(__name__)
 
 ANY_MODEL = "*"
 """Key of the tokenizer that serves every model without one of its own."""
@@ -85,6 +89,7 @@ class FleetPlanner:
         renderers: model name (or `ANY_MODEL`) -> local renderer; where none fits, the engine's own /tokenize is asked.
         session: for those calls; stays the caller's.
         render_timeout_s: how long rendering off the event loop may take before the request goes without the index.
+        forward_all_paths: whether engines' admin routes are for everybody, too.
 
     The planner's own cost per request is the rendering, one walk of the index per distinct block size and one policy
     call.
@@ -100,6 +105,7 @@ class FleetPlanner:
         renderers: Mapping[str, LocalRenderer],
         session: aiohttp.ClientSession,
         render_timeout_s: float,
+        forward_all_paths: bool = False,
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -108,20 +114,23 @@ class FleetPlanner:
         self._renderers = dict(renderers)
         self._session = session
         self._render_timeout_s = render_timeout_s
+        self._forward_all_paths = forward_all_paths
         self._engine_renderers: dict[str, EngineRenderer] = {}
         self._targets: dict[str, Target] = {}
         self._turn = 0
         self.render_errors = 0
-        self.parity_mismatches = 0
 
     def plan(self, request: GatewayRequest) -> Plan | Reply | Awaitable[Plan]:
         """Choose workers for a request.
 
         Raises:
+            PathNotForwarded: the path is not for clients.
             BadRequest: the body is not what its path asks for.
             ModelNotFound: nobody serves the model.
             NoWorkerAvailable: nobody is healthy.
         """
+        if not self._forward_all_paths and not is_forwarded(request.path):
+            raise PathNotForwarded(_not_forwarded(request.path))
         if request.path == "/v1/models" and (reply := self._all_models()) is not None:
             return reply
         if len(request.body) > _INLINE_PARSE_BYTES:
@@ -252,6 +261,7 @@ class FleetPlanner:
             body=without_report_mode(request.body) if parsed.asks_full_report else None,
             record=record,
             books=books,
+            measures_ttft=parsed.stream and parsed.api in {"completions", "chat"},
         )
 
     def _match(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> dict[str, WorkerMatch]:
@@ -299,15 +309,36 @@ class FleetPlanner:
         if books.rendered_tokens is None:
             return
         if outcome.prompt_tokens is not None and outcome.prompt_tokens != books.rendered_tokens:
-            self.parity_mismatches += 1
+            _count_mismatch(worker, outcome.prompt_tokens, books.rendered_tokens)
         predicted = books.promised_tokens.get(worker.worker_id)
-        if outcome.cached_tokens is not None:
+        if outcome.cached_tokens is None:
+            worker.audit.unreported += predicted is not None
+        else:
             if isinstance(plan, FleetPlan) and plan.record is not None:
                 self._decisions.set_outcome(
                     plan.record.request_id, actual_tokens=outcome.cached_tokens, served_by=worker.worker_id
                 )
             if predicted is not None:
                 worker.audit.record(predicted, outcome.cached_tokens)
+
+
+def _count_mismatch(worker: Worker, engine_tokens: int, own_tokens: int) -> None:
+    if not worker.audit.parity_mismatches:
+        _log.warning(
+            "worker %s counted %d prompt tokens where we counted %d: its template or tokenizer is not the one "
+            "configured here, so its cache will be missed (told once; kvatlas_parity_mismatches_total counts)",
+            worker.worker_id,
+            engine_tokens,
+            own_tokens,
+        )
+    worker.audit.parity_mismatches += 1
+
+
+def _not_forwarded(path: str) -> str:
+    return (
+        f"path {path[:100]!r} is not forwarded to engines: {', '.join(FORWARDED_PREFIXES)}... (less LoRA loading), "
+        f"{', '.join(sorted(FORWARDED_PATHS))} are; forward_all_paths = true in the gateway's settings opens the rest"
+    )
 
 
 def _books_of(plan: Plan) -> _Books | None:

@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from kvatlas.errors import KvAtlasError
+from kvatlas.errors import KvAtlasError, error_type
 
 __all__ = ["CONTINUE", "error_response", "json_response"]
 
@@ -34,8 +34,7 @@ def error_response(error: Exception, request_id: str | None, *, close: bool, hea
     else:
         status, code = KvAtlasError.http_status, KvAtlasError.code
         message = "the gateway failed on this request; its log has the details under the same request id"
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    body = _encode(_ErrorEnvelope(_ErrorBody(message, kind, code)))
+    body = _encode(_ErrorEnvelope(_ErrorBody(message, error_type(status), code)))
     return json_response(status, body, request_id, close=close, head_only=head_only)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvatlas.clock import Clock
 from kvatlas.gateway.context import GatewayContext
 from kvatlas.gateway.downstream import Downstream
+from kvatlas.gateway.failure_log import FailureLog
 from kvatlas.gateway.heads import RequestIds
 from kvatlas.gateway.planner import Planner
 from kvatlas.gateway.stats import GatewayStats
@@ -45,6 +46,7 @@ class GatewayServer:
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._ticks = 0
+        self._hurry = False
         self.stats = GatewayStats()
 
     async def start(self) -> int:
@@ -57,7 +59,9 @@ class GatewayServer:
         config = self._config
         wheel = TimerWheel(self._clock)
         pool = UpstreamPool(wheel, max_idle_per_worker=config.max_idle_per_worker, max_head_bytes=config.max_head_bytes)
-        context = GatewayContext(config, self._planner, self._clock, self.stats, pool, wheel, RequestIds(), loop)
+        context = GatewayContext(
+            config, self._planner, self._clock, self.stats, pool, wheel, RequestIds(), loop, FailureLog(self._clock)
+        )
         self._context = context
         self._server = await loop.create_server(
             lambda: Downstream(context, self._connections),
@@ -70,6 +74,15 @@ class GatewayServer:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
+    def withdraw(self) -> None:
+        """Answer 503 on `/readyz` from now on and serve as before, until `close`: load balancers move away first."""
+        if self._context is not None:
+            self._context.leaving = True
+
+    def hurry(self) -> None:
+        """End the drain of `close` at once, whether it runs already or is still to come."""
+        self._hurry = True
+
     async def close(self, drain_s: float = 30.0) -> None:
         """Stop accepting, give answers under way up to `drain_s` seconds, then cut the rest. May be called twice."""
         if self._server is None or self._context is None:
@@ -78,13 +91,17 @@ class GatewayServer:
         context = self._context
         context.draining = True
         server.close()
+        _log.info("shutting down: the port is closed, %d requests in flight get %g s", self.stats.in_flight, drain_s)
         for connection in list(self._connections):
             connection.drain()
         deadline_s = self._clock.monotonic_s() + drain_s
-        while self._connections and self._clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - no event per connection on the hot path
+        while self._connections and not self._hurry and self._clock.monotonic_s() < deadline_s:  # noqa: ASYNC110 - no event per connection on the hot path
             await asyncio.sleep(0.02)
+        cut = self.stats.in_flight
         for connection in list(self._connections):
             connection.shut_down()
+        context.failures.flush(final=True)
+        _log.log(logging.WARNING if cut else logging.INFO, "drain over: %d requests in flight were cut", cut)
         context.pool.close()
         if self._ticker is not None:
             self._ticker.cancel()
@@ -107,5 +124,6 @@ class GatewayServer:
             context.wheel.advance()
             if self._ticks % _TICKS_PER_SWEEP == 0:
                 context.pool.close_expired(context.config.timeouts.upstream_idle_s)
+                context.failures.flush()
         except Exception:  # noqa: BLE001 - the clock of every connection must not stop
             _log.exception("a timer failed; the others go on")

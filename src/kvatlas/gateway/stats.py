@@ -59,7 +59,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """What went to one worker. `responses_by_class[n]` counts attempts answered nxx; [0] those without an answer."""
+    """What went to one worker. `responses_by_class[n]` counts attempts answered nxx; [0] those without an answer.
+
+    `ttft_s` holds generation streams answered 2xx, `duration_s` whole 2xx answers of any kind.
+    """
 
     in_flight: int
     dispatched: int
@@ -93,14 +96,18 @@ class WorkerStats:
         self.duration_s = Histogram(DURATION_BUCKETS_S)
 
     def ended(
-        self, kind: OutcomeKind, status: int, duration_s: float, first_byte_s: float | None, error_code: str | None
+        self, kind: OutcomeKind, status: int, duration_s: float, ttft_s: float | None, error_code: str | None
     ) -> None:
-        """Count the end of one attempt; durations only of whole answers."""
+        """Count the end of one attempt; times only of 2xx answers, durations only of whole ones.
+
+        `ttft_s` is None where the first byte says nothing about the first token.
+        """
+        succeeded = status // 100 == 2
         self.in_flight -= 1
         self.responses_by_class[status // 100] += 1
-        if first_byte_s is not None:
-            self.ttft_s.observe(first_byte_s)
-        if kind == "ok":
+        if succeeded and ttft_s is not None:
+            self.ttft_s.observe(ttft_s)
+        if succeeded and kind == "ok":
             self.duration_s.observe(duration_s)
         elif kind == "client_abort":
             self.client_aborts += 1

@@ -88,6 +88,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """Request headers to add; they replace the client's of the same name."""
     body: bytes | None = None
     """Sent instead of the client's body when not None."""
+    measures_ttft: bool = False
+    """The answer is a stream of tokens: the time to its first body byte is counted as a time to first token."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

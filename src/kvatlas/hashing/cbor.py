@@ -1,8 +1,8 @@
 """Canonical CBOR (RFC 8949 section 4.2) of the few types a hashed block consists of.
 
-Only int, bytes, str, tuple and None exist here: no maps, floats, tags or shared references. Each integer is written in
-its shortest form. The general `cbor2` gives the same bytes; this module is here because a block is mostly small
-integers, whose codes can be looked up instead of computed.
+Only int, bytes, str, tuple, None and maps of one entry exist here: no floats, tags or shared references. Each integer
+is written in its shortest form. The general `cbor2` gives the same bytes; this module is here because a block is mostly
+small integers, whose codes can be looked up instead of computed.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["encode", "encode_hash_block"]
 
 
 def encode(value: object) -> bytes:
-    """Return the canonical CBOR of an int, bytes, str, None, or a (nested) tuple of these.
+    """Return the canonical CBOR of an int, bytes, str, None, or a (nested) tuple or one-entry map of these.
 
     Raises:
         HashingError: another type, an integer over 64 bits, or text that is not valid Unicode.
@@ -35,6 +35,9 @@ def encode(value: object) -> bytes:
         return heads.head(heads.TEXT, len(text)) + text
     if isinstance(value, tuple):
         return b"".join((heads.head(heads.ARRAY, len(value)), *map(encode, value)))
+    if isinstance(value, dict) and len(value) == 1:  # one entry: the order of keys is no question
+        ((key, item),) = value.items()
+        return heads.head(heads.MAP, 1) + encode(key) + encode(item)
     raise HashingError(f"a hashed block holds int, bytes, str, tuple and None only, got {type(value).__name__}")
 
 

@@ -6,6 +6,7 @@
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ __all__ = [
     "RequestExtras",
     "TaggedKeys",
     "block_extra_keys",
+    "block_identifiers",
     "multimodal_cursor",
     "published_extra_keys",
 ]
@@ -153,6 +155,14 @@ def _items_in_block(
                 break
         cursor += 1
     return found, cursor
+
+
+def block_identifiers(items: tuple[MultimodalItem, ...], block_size: int, num_blocks: int) -> Iterator[tuple[str, ...]]:
+    """Yield, for each block, the ids of the items whose placeholders overlap it; items are sorted by offset."""
+    cursor = 0
+    for start in range(0, num_blocks * block_size, block_size):
+        found, cursor = _items_in_block(items, start, start + block_size, cursor)
+        yield tuple(item.identifier for item in found)
 
 
 def multimodal_cursor(extras: RequestExtras, start_tokens: int) -> int:

@@ -136,7 +136,8 @@ class VllmHasher:
         if num_new <= 0:
             return []
         # Only the new tail is converted: a decode step must not pay for its whole prompt.
-        tail = token_ids[start : start + num_new * block_size]
+        end = start + num_new * block_size
+        tail = token_ids if start == 0 and end == len(token_ids) else token_ids[start:end]
         parent = known[-1] if known else self.none_hash
         if self.algo == "sha256_cbor":
             return _sha256_cbor_chain(parent, tail, block_size, extras, start)

@@ -1,6 +1,7 @@
 """The prefix cache inside an engine, equal to vLLM v1's operation by operation: pool, managers, coordinator, manager.
 
-Sans-IO and single-threaded: no sockets, clocks or threads live here. Events are returned, not sent.
+Sans-IO and single-threaded: no sockets, clocks or threads live here. Events are returned, not sent. Only the disk
+tier of `connectors` touches files, through one module.
 """
 
 from kvatlas.prefix_cache.block import Block

@@ -6,7 +6,7 @@ the worker half works. What the scheduler owes a connector, in the order things 
 
 **Once.** `bind(cache)` after the cache manager exists.
 
-**Admission of a waiting request that has computed nothing** (spec/vllm.md 7.5):
+**Admission of a waiting request that has computed nothing**:
 
 1. Local lookup first. `tail = hit_tokens % scheduler_block_size`.
 2. `found = get_num_new_matched_tokens(request, hit_tokens - tail)`. With `skip_reading_prefix_cache` the answer is
@@ -47,7 +47,7 @@ this step's tokens already. Also in a step that computes nothing: loads need ste
 
 **Reset.** With `reset_external` also `reset_cache()`: False = failed, None counts as success.
 
-Source: vLLM 0.32.0 KVConnectorBase_V1 and its scheduler (spec/vllm.md 7.5, 7.6).
+Source: vLLM 0.32.0 KVConnectorBase_V1 and its scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -159,7 +159,7 @@ class ConnectorStats:
 
     Kept by the scheduler, which alone knows what was admitted. Requests resumed after preemption are counted apart.
 
-    Source: vLLM 0.32.0 PrefixCacheStats of the connector (spec/vllm.md 7.7, 9.1).
+    Source: vLLM 0.32.0 PrefixCacheStats of the connector.
     """
 
     requests: int = 0

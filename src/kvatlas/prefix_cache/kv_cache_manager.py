@@ -150,6 +150,8 @@ class KVCacheManager:
 
         Source: vLLM 0.32.0 KVCacheManager.truncate_computed_blocks.
         """
+        if computed is self.not_looked_up and num_tokens == 0:
+            return computed  # still no lookup: statistics must not count one
         kept: list[Sequence[Block]] = []
         for group, block_size, blocks in zip(self.config.groups, self.config.block_sizes, computed.blocks, strict=True):
             count, rest = divmod(num_tokens, block_size) if group.spec.prefix_cacheable else (0, 0)

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from kvatlas.clock import Clock
+from kvatlas.fleet import describe_failure
 from kvatlas.replay.conversations import Conversation
 
 __all__ = ["TurnResult", "hold_conversations"]
@@ -147,7 +148,7 @@ class _Talker:
                 else:
                     error = (await response.text())[:500]
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as fault:
-            error = f"{type(fault).__name__}: {fault}"
+            error = describe_failure(fault)
         now_s = self._clock.monotonic_s()
         if error is None and not reply.ended:
             error = "the stream ended without data: [DONE]"

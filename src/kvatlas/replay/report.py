@@ -8,6 +8,8 @@ from kvatlas.replay.drive import TurnResult
 
 __all__ = ["RunSummary", "percentile", "summarise"]
 
+_MOST_ERRORS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -20,6 +22,9 @@ class RunSummary:
         failed: requests without a complete answer.
         predicted: requests that came with a prediction and with the engine's own count.
         predicted_equal: of those, predicted exactly.
+        predicted_over: predicted more than the engine had.
+        predicted_under: predicted less.
+        errors: what the first few failed requests said, without repetition.
     """
 
     hit_rate: float
@@ -30,6 +35,9 @@ class RunSummary:
     failed: int
     predicted: int
     predicted_equal: int
+    predicted_over: int = 0
+    predicted_under: int = 0
+    errors: tuple[str, ...] = ()
 
 
 def summarise(results: Sequence[TurnResult], worker_count: int) -> RunSummary:
@@ -41,7 +49,12 @@ def summarise(results: Sequence[TurnResult], worker_count: int) -> RunSummary:
     for result in answered:
         work[result.worker] = work.get(result.worker, 0) + result.prompt_tokens - (result.cached_tokens or 0)
     mean_work = sum(work.values()) / worker_count
-    checked = [r for r in answered if r.predicted_tokens is not None and r.cached_tokens is not None]
+    surplus = [
+        r.predicted_tokens - r.cached_tokens
+        for r in answered
+        if r.predicted_tokens is not None and r.cached_tokens is not None
+    ]
+    errors = dict.fromkeys(result.error for result in results if result.error is not None)
     ttft_ms = [1000 * result.ttft_s for result in answered]
     return RunSummary(
         hit_rate=cached_tokens / prompt_tokens if prompt_tokens else 0.0,
@@ -50,8 +63,11 @@ def summarise(results: Sequence[TurnResult], worker_count: int) -> RunSummary:
         max_over_mean_work=max(work.values()) / mean_work if mean_work else 0.0,
         requests=len(answered),
         failed=len(results) - len(answered),
-        predicted=len(checked),
-        predicted_equal=sum(r.predicted_tokens == r.cached_tokens for r in checked),
+        predicted=len(surplus),
+        predicted_equal=sum(tokens == 0 for tokens in surplus),
+        predicted_over=sum(tokens > 0 for tokens in surplus),
+        predicted_under=sum(tokens < 0 for tokens in surplus),
+        errors=tuple(errors)[:_MOST_ERRORS],
     )
 
 

@@ -4,7 +4,7 @@ The rules: who holds blocks goes first; then the head of the queue; who is block
 many, is stepped over and keeps its place; the first that cannot be given its blocks ends the admissions, whoever
 waits behind it. A lookup is repeated in every step a request waits, and counted once, when it is admitted.
 
-Source: vLLM 0.32.0 Scheduler.schedule (spec/vllm.md 7.4, 7.5).
+Source: vLLM 0.32.0 Scheduler.schedule.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""Routes an engine serves in development mode only: resets, sleep, pause. Source: spec/vllm.md 10."""
+"""Routes an engine serves in development mode only: resets, sleep, pause. Source: vLLM 0.32.0, entrypoints/serve."""
 
 from typing import get_args
 

@@ -18,6 +18,7 @@ from kvatlas.simulator.config import EngineConfig
 __all__ = ["EngineProcess"]
 
 _STOP_TIMEOUT_S = 5.0
+_LAST_WORDS_TIMEOUT_S = 2.0
 _MOST_SAID_BYTES = 4000
 
 
@@ -53,6 +54,11 @@ class EngineProcess:
         return self._process.poll() is None
 
     @property
+    def exit_status(self) -> int | None:
+        """How it ended: its status, or minus the signal that ended it; None while it runs."""
+        return self._process.poll()
+
+    @property
     def address(self) -> EngineAddress:
         """Where it serves, known after `await_address`."""
         if self._address is None:
@@ -85,6 +91,8 @@ class EngineProcess:
         """
         line = self._read_line(deadline_s)
         if not line:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_WORDS_TIMEOUT_S)  # it said nothing more: it may be on its way out
             self.kill()
             status = self._process.returncode
             raise ConfigError(f"a simulated engine did not start (exit status {status}): {self._last_words()}")

@@ -3,7 +3,7 @@
 Without a connector the lookup is the local one and nothing else here is called. The order of the calls is the
 contract written down in `kvatlas.prefix_cache.connector`.
 
-Source: vLLM 0.32.0 Scheduler (spec/vllm.md 7.5).
+Source: vLLM 0.32.0 Scheduler.
 """
 
 from collections.abc import Iterable

@@ -52,6 +52,11 @@ class SimulatedFleet:
         return tuple(self._processes[index].address for index in sorted(self._processes))
 
     @property
+    def exit_statuses(self) -> tuple[int | None, ...]:
+        """How each engine ended, by index: its status, or minus the signal that ended it; None while it runs."""
+        return tuple(self._processes[index].exit_status for index in sorted(self._processes))
+
+    @property
     def tokenizer(self) -> str:
         """Folder (or hub name) of the tokenizer all engines use; a folder made on the spot lives until `stop`.
 

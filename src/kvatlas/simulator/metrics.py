@@ -1,7 +1,7 @@
 """The `/metrics` of a simulated engine: the vLLM series a router or a dashboard reads, under vLLM's names and labels.
 
 Gauges are read from the scheduler when scraped. Counters move when a step's output is processed, as in the engine.
-Source: spec/vllm.md 9.1 (vLLM 0.32 `v1/metrics/loggers.py`).
+Source: vLLM 0.32.0, v1/metrics/loggers.py.
 """
 
 import enum

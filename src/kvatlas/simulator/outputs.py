@@ -5,7 +5,7 @@ placeholder as computed, so `num_computed_tokens - num_placeholders` is what is 
 are made findable up to there and no further. A request preempted meanwhile still gets the output of the steps that
 were running ("stale" output), unless it was marked to be dropped.
 
-Source: vLLM 0.32.0 Scheduler.update_from_output and AsyncScheduler (spec/vllm.md 7.4).
+Source: vLLM 0.32.0 Scheduler.update_from_output and AsyncScheduler.
 """
 
 from collections.abc import Collection, Sequence

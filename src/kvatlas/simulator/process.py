@@ -14,7 +14,7 @@ import sys
 import msgspec
 import uvloop
 
-from kvatlas.errors import ConfigError
+from kvatlas.errors import KvAtlasError
 from kvatlas.simulator.config import EngineConfig
 from kvatlas.simulator.served_engine import ServedEngine
 
@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one engine until told to stop. Returns the exit status: 2 when the configuration cannot work."""
+    """Run one engine until told to stop. Returns the exit status: 2 when it cannot work as configured."""
     parser = argparse.ArgumentParser(prog="python -m kvatlas.simulator", description="One simulated vLLM engine.")
     parser.add_argument("--config", default="{}", help="EngineConfig as JSON; what is left out has its default")
     parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     except msgspec.DecodeError as error:
         print(f"--config is not an engine configuration: {error}", file=sys.stderr)  # noqa: T201 - a command's output
         return 2
-    except ConfigError as error:
+    except KvAtlasError as error:
         print(error.message, file=sys.stderr)  # noqa: T201
         return 2
     return 0

@@ -1,6 +1,6 @@
 """The engines behind one port: which of the data-parallel ranks takes a request, and what concerns all of them.
 
-With one rank this is a thin layer over one engine. Source: spec/vllm.md 10 (vLLM 0.32 internal load balancer,
+With one rank this is a thin layer over one engine. Source: vLLM 0.32.0 (internal load balancer,
 `AsyncLLM.check_admission`, `EngineCore.sleep`).
 """
 

@@ -19,7 +19,7 @@ class RunningPass:
         draft: the step that is planned.
         long_prefill_tokens: most tokens of a prompt in this step, 0 = as many as fit.
 
-    Source: vLLM 0.32.0 Scheduler.schedule (spec/vllm.md 7.4).
+    Source: vLLM 0.32.0 Scheduler.schedule.
     """
 
     __slots__ = ("_draft", "_long_prefill_tokens", "_position", "_state")

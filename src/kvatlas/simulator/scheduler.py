@@ -13,7 +13,7 @@ A plan is made in two passes, each a module of its own:
 `outputs.py` takes the tokens, `external_kv.py` speaks with the connector, `queues.py` says who waits where,
 `chunks.py` where a prefill is cut, and `scheduler_state.py` is what they share.
 
-Source: spec/vllm.md 7.4 to 7.6 (vLLM 0.32 `v1/core/sched/scheduler.py`, `async_scheduler.py`).
+Source: vLLM 0.32.0, v1/core/sched/scheduler.py and async_scheduler.py.
 """
 
 from collections.abc import Sequence

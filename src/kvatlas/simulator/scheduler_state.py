@@ -92,7 +92,7 @@ def preempt(state: SchedulerState, request: EngineRequest, *, drop_output: bool 
     Output of steps that run is still its output when it comes, unless `drop_output`, for a request that may be
     resumed at once: it would then be computed twice.
 
-    Source: vLLM 0.32.0 Scheduler._preempt_request (spec/vllm.md 7.4).
+    Source: vLLM 0.32.0 Scheduler._preempt_request.
     """
     inner = request.request
     _free(state, request)
@@ -111,7 +111,7 @@ def preempt(state: SchedulerState, request: EngineRequest, *, drop_output: bool 
 def end_request(state: SchedulerState, request: EngineRequest, reason: FinishReason) -> None:
     """End a request, which the caller took out of its queue, and free its blocks, or as soon as nothing uses them.
 
-    Source: vLLM 0.32.0 Scheduler._free_request (spec/vllm.md 7.5).
+    Source: vLLM 0.32.0 Scheduler._free_request.
     """
     inner = request.request
     loads = request.blocked is Blocked.REMOTE_KV and request.request_id not in state.received

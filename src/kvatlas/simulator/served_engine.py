@@ -11,6 +11,7 @@ from aiohttp import web
 
 from kvatlas.clock import Clock, SystemClock
 from kvatlas.errors import ConfigError
+from kvatlas.fleet import describe_failure
 from kvatlas.prefix_cache.connector import KVConnector
 from kvatlas.rendering import LocalRenderer, write_tiny_model
 from kvatlas.simulator.address import EngineAddress
@@ -160,6 +161,7 @@ class ServedEngine:
             await site.start()
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {self._config.host}:{self._config.port}: {error.strerror}; choose another port, or 0"
+                f"cannot listen on {self._config.host}:{self._config.port}: {describe_failure(error)}; choose another "
+                "port, or 0"
             ) from None
         return int(runner.addresses[0][1])

@@ -30,6 +30,8 @@ Channel: TypeAlias = Literal["monitor", "replay", "live"]
 _CHANNELS: tuple[Channel, ...] = ("monitor", "live", "replay")
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
+# Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
+_LATE_PROBES = 2
 _FAILED = (
     zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -75,6 +77,8 @@ class ZmqEventSubscriber:
         self._asked_token = -1
         self._quiet_since_s = 0.0
         self._probe_after_s = config.probe_s
+        self._probed_seq: int | None = None
+        self._late_probes = 0
         self._closing = asyncio.Event()
 
     @property
@@ -215,6 +219,8 @@ class ZmqEventSubscriber:
     def _on_live(self, seq: int, payload: bytes) -> None:
         self._quiet_since_s = self._loop.time()
         self._probe_after_s = self._config.probe_s
+        self._late_probes = 0
+        self._probed_seq = None
         self._steps.extend(self._tracker.live(seq, payload))
 
     def _on_replayed(self, seq: int, payload: bytes) -> None:
@@ -314,6 +320,10 @@ class ZmqEventSubscriber:
         quiet_s = self._loop.time() - self._quiet_since_s
         if quiet_s >= self._probe_after_s:
             if self._connected and not self._steps and not self._ready:
+                # New batches since the last probe, none of them live: nobody would notice otherwise, all is in order.
+                late = self._probed_seq is not None and self._tracker.last_seq > self._probed_seq
+                self._late_probes = self._late_probes + 1 if late else 0
+                self._probed_seq = self._tracker.last_seq
                 self._steps.extend(self._tracker.probe())
                 self._on_readable("live")
             self._quiet_since_s = self._loop.time()
@@ -325,14 +335,11 @@ class ZmqEventSubscriber:
         """All was delivered: say whether that is everything."""
         if not self._connected:
             return
-        if self._tracker.is_live:
-            last_seq = self._tracker.last_seq
-            known = (
-                "nothing was published yet"
-                if last_seq < 0
-                else f"all batches up to {last_seq} came or are reported lost"
-            )
-            self._report("live", known)
+        if self._late_probes >= _LATE_PROBES:
+            topic = f" and the topic {self._config.topic!r}" if self._config.topic else ""
+            self._report("syncing", f"batches come by replay only, late: check {self._config.endpoint}{topic}")
+        elif self._tracker.is_live:
+            self._report("live", "caught up with the publisher")
         else:
             self._report_syncing()
 

@@ -39,6 +39,8 @@ class TestParseWorker:
             ("http://h:0", "expected http://HOST"),
             ("http://h:1,events=tcp://h:70000", "expected tcp://HOST:PORT"),
             ("http://h:1,url=http://b:2", "comes first"),
+            ("http://h:1/v1", "give the base URL without /v1, i.e. http://h:1$"),
+            ("http://h:1/pool/v1/,events=tcp://h:2", "i.e. http://h:1/pool$"),
             ("http://h:1,copy_mode=maybe", "copy_mode"),
         ],
     )

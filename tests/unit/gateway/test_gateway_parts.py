@@ -182,6 +182,25 @@ def test_a_snapshot_does_not_move():
     assert stats.snapshot().workers["w"].ttft_s.count == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "ttft_s", "counted"),
+    [
+        ("ok", 200, 0.5, (1, 1)),
+        ("ok", 200, None, (0, 1)),
+        ("ok", 404, 0.5, (0, 0)),
+        ("ok", 503, None, (0, 0)),
+        ("client_abort", 200, 0.5, (1, 0)),
+        ("timeout", 0, None, (0, 0)),
+    ],
+)
+def test_times_are_those_of_successful_answers(kind: str, status: int, ttft_s: float | None, counted: tuple[int, int]):
+    """A fast 404 makes no engine look quick; a stream cut after its first token has a time to it, but no end."""
+    stats = GatewayStats()
+    stats.worker("w").ended(kind, status, 1.0, ttft_s, None)
+    worker = stats.snapshot().workers["w"]
+    assert (worker.ttft_s.count, worker.duration_s.count) == counted
+
+
 def test_a_request_reads_its_own_headers():
     """Order, spelling and duplicates as sent; look-up by lower-case name finds the first."""
     request = GatewayRequest("id", "GET", b"/a?b", "/a", b"\r\nHost: h\r\nX-A:1 \r\nx-a: 2", b"")

@@ -40,11 +40,24 @@ def test_digest_depends_on_values_not_on_types(algo, token_ids):
     assert hasher.hash_tokens(token_ids, 2) == hasher.hash_tokens([1, 2, 3, 4], 2)
 
 
-@pytest.mark.parametrize("bad", [[1, -1], [1, 2**63], [1.0, 2], ["1", 2], "12", [None, 1], 7])
-def test_bad_token_ids(bad):
-    """Anything but integers in 0..2**63-1 is refused with the range in the message."""
-    with pytest.raises(HashingError, match=r"token ids must be"):
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ([1, -1], "token id -1 is negative: expected 0..2^63-1"),
+        ([1, 2**63], "token id 9223372036854775808 is too large: expected 0..2^63-1"),
+        ([1, 1 << 40_000], "token id of 40001 bits is too large: expected 0..2^63-1"),
+        ([1.0, 2], "token ids must be integers: got 1.0 (float)"),
+        (["1", 2], "token ids must be integers: got '1' (str)"),
+        ("12", "token ids must be integers: got '1' (str)"),
+        ([None, 1], "token ids must be integers: got None (NoneType)"),
+        (7, "token ids must be a sequence of integers in 0..2^63-1, got int"),
+    ],
+)
+def test_bad_token_ids(bad, says):
+    """Anything but integers in 0..2**63-1 is refused; the message names the first bad one."""
+    with pytest.raises(HashingError) as caught:
         VllmHasher("sha256", "0").hash_block(None, bad)
+    assert caught.value.message.startswith(says)
 
 
 def test_largest_token_id():

@@ -211,6 +211,13 @@ def test_a_running_request_may_load_more():
     assert cache.manager.allocate_slots(request, 0, external_tokens=8) == ([4, 5],)
 
 
+def test_cutting_what_was_never_looked_up_stays_no_lookup():
+    """Otherwise the admission would count in the statistics of a cache that was not asked."""
+    cache = Cache(FULL)
+    manager = cache.manager
+    assert manager.truncate(manager.not_looked_up, 0) is manager.not_looked_up
+
+
 def test_cutting_a_hit():
     """A hit can be cut where all groups end a block, not elsewhere."""
     cache = Cache(FULL, MLAAttentionSpec(4))

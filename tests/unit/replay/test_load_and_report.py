@@ -47,8 +47,23 @@ def test_summary_counts_tokens_as_engines_report_them() -> None:
     assert summary.hit_rate == pytest.approx(50 / 250)
     assert summary.max_over_mean_work == pytest.approx(150 / (200 / 3))
     assert (summary.requests, summary.failed, summary.predicted, summary.predicted_equal) == (3, 1, 2, 1)
+    assert (summary.predicted_over, summary.predicted_under) == (1, 0)
     assert summary.ttft_p50_ms == pytest.approx(200)
     assert summary.ttft_p90_ms == pytest.approx(300)
+
+
+def test_summary_keeps_three_different_errors() -> None:
+    """The same failure a hundred times is one line; of many different ones the first three stay, in order."""
+    texts = ["refused", "refused", "reset", "refused", "503", "late"]
+    summary = summarise([result("", 0, None, error=text) for text in texts], worker_count=1)
+    assert summary.errors == ("refused", "reset", "503")
+
+
+def test_predictions_that_miss_are_told_apart() -> None:
+    """Over: promised more than the engine had. Under: less."""
+    rows = [result("a", 100, cached, predicted=48) for cached in (0, 16, 48, 64)]
+    summary = summarise(rows, worker_count=1)
+    assert (summary.predicted_equal, summary.predicted_over, summary.predicted_under) == (1, 2, 1)
 
 
 def test_summary_of_nothing_is_zero() -> None:

@@ -1,6 +1,6 @@
-"""The scheduler with KV outside the device (spec/vllm.md 7.5): loads, failed loads, ends that wait, statistics.
+"""The scheduler with KV outside the device: loads, failed loads, ends that wait, statistics.
 
-Scenario numbers are those of spec/vllm.md 11.
+Scenario numbers are those that tests/README.md speaks of.
 """
 
 from dataclasses import dataclass, field

@@ -4,7 +4,7 @@ Two forms. The plain one is a placeholder: one hash, no parent, no tokens, block
 those who know the hash already. The self-describing one carries tokens and parent; it exists for groups that see
 everything, and extra keys are never in it.
 
-Source: vLLM 0.32.0 OffloadingEventsTracker (spec/vllm.md 8.5).
+Source: vLLM 0.32.0 OffloadingEventsTracker.
 """
 
 from collections.abc import Iterable
