@@ -31,10 +31,12 @@ def extensions() -> list[Extension]:
         include_dirs=[str(NATIVE), str(NATIVE / "c")],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
         py_limited_api=STABLE_ABI,
-        extra_compile_args=["-std=c11", "-O3"],
-        optional=True,
+        extra_compile_args=["-std=c11", "-O3", "-g0"],
     )
-    return list(cythonize([kernel], build_dir="build/cython"))
+    built = list(cythonize([kernel], build_dir="build/cython"))
+    for extension in built:
+        extension.optional = True  # on what cythonize returns: it does not carry the mark over
+    return built
 
 
 setup(

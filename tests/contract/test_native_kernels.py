@@ -231,6 +231,13 @@ def test_native_reads_a_part_of_a_view_like_pure(token_ids, block_size, first):
         assert NATIVE.chain_xxh3(part, block_size, 1, 2) == _pure.chain_xxh3(part, block_size, 1, 2)
 
 
+class Row:
+    """Says it is an integer and is none, as a row of a two-dimensional numpy array does."""
+
+    def __index__(self):
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+
 class Index:
     """An integer by `__index__`, as numpy's are."""
 
@@ -280,6 +287,7 @@ def test_odd_sequences_are_read(kernels, token_ids, expected):
         array("Q", [2**63]),
         array("d", [1.0]),
         [1, [2]],
+        [Row()],
     ],
     ids=repr,
 )

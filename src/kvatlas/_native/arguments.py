@@ -16,9 +16,10 @@ _U64_LIMIT = 1 << 64
 def bad_token_ids(token_ids: object, reason: object) -> HashingError:
     """The error of refused token ids: it names the first bad one by its value, else the sequence by its type."""
     for token_id in token_ids if isinstance(token_ids, Iterable) else ():
-        if not hasattr(token_id, "__index__"):
+        try:
+            value = operator.index(token_id)
+        except TypeError:
             return HashingError(f"token ids must be integers: got {token_id!r} ({type(token_id).__name__})")
-        value = operator.index(token_id)
         if not 0 <= value <= MAX_TOKEN_ID:
             shown = value if value.bit_length() <= _SHOWN_BITS else f"of {value.bit_length()} bits"
             return HashingError(f"token id {shown} is {'negative' if value < 0 else 'too large'}: expected 0..2^63-1")
