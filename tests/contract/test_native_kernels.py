@@ -234,6 +234,9 @@ def test_native_reads_a_part_of_a_view_like_pure(token_ids, block_size, first):
 class Row:
     """Says it is an integer and is none, as a row of a two-dimensional numpy array does."""
 
+    def __repr__(self):
+        return "row"
+
     def __index__(self):
         raise TypeError("only integer scalar arrays can be converted to a scalar index")
 
