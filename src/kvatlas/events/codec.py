@@ -191,8 +191,8 @@ def _decode_one_by_one(payload: Buffer, limits: DecodeLimits) -> DecodedBatch:
     unknown = 0
     for number, raw in enumerate(split.events):
         if number in too_deep:
-            error = EventDecodeError(f"nested more than {limits.max_depth} levels deep (max_depth)")
-            malformed.append(_numbered(error, number, len(split.events)))
+            why = EventDecodeError(f"nested more than {limits.max_depth} levels deep (max_depth)")
+            malformed.append(_numbered(why, number, len(split.events)))
             continue
         try:
             event = decode_alone(raw)
