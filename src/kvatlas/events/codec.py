@@ -14,6 +14,7 @@ import msgspec
 
 from kvatlas.errors import EventDecodeError
 from kvatlas.events.alone import decode_alone
+from kvatlas.events.depth import replace_deep_events
 from kvatlas.events.model import (
     MAX_TOKEN_ID,
     AllBlocksCleared,
@@ -42,14 +43,16 @@ class DecodeLimits:
 
     `max_payload_bytes` is checked before anything is read and bounds the memory: decoding takes up to 14 bytes a
     payload byte for token ids, and 72 for the most hostile extra keys. `max_events` is checked from the array's
-    header. The two others are per event and drop that event. Depth needs no number: the schema is flat, and what it
-    does not know is skipped without being built, under the interpreter's own recursion guard.
+    header. The others are per event and drop that event. The schema is flat and what it does not know is skipped
+    without being built, so depth matters only where the decoder gives a batch up at the interpreter's recursion guard:
+    then events nested more than `max_depth` containers deep are taken out and the rest is decoded.
     """
 
     max_payload_bytes: int = 16 * 1024 * 1024
     max_events: int = 500_000
     max_hashes_per_event: int = 1_000_000
     max_tokens_per_event: int = 8_000_000
+    max_depth: int = 32
 
 
 DEFAULT_LIMITS: Final = DecodeLimits()
@@ -168,8 +171,13 @@ def _require_finite(ts: float) -> None:
 
 
 def _decode_one_by_one(payload: Buffer, limits: DecodeLimits) -> DecodedBatch:
+    too_deep: list[int] = []
     try:
-        split = _decode_split(payload)
+        try:
+            split = _decode_split(payload)
+        except RecursionError:
+            flat, too_deep = replace_deep_events(bytes(payload), limits.max_depth)
+            split = _decode_split(flat)
     except _BAD_BYTES as error:
         raise EventDecodeError(
             f"event batch of {len(payload)} bytes dropped: {error}; expected [ts, [event, ...], data_parallel_rank]"
@@ -182,6 +190,10 @@ def _decode_one_by_one(payload: Buffer, limits: DecodeLimits) -> DecodedBatch:
     malformed: list[EventDecodeError] = []
     unknown = 0
     for number, raw in enumerate(split.events):
+        if number in too_deep:
+            why = EventDecodeError(f"nested more than {limits.max_depth} levels deep (max_depth)")
+            malformed.append(_numbered(why, number, len(split.events)))
+            continue
         try:
             event = decode_alone(raw)
             if event is None:
