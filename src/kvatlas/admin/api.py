@@ -13,10 +13,11 @@ from kvatlas import __version__
 from kvatlas.admin.metrics import MetricsCollector
 from kvatlas.admin.views import WorkerView, view_worker
 from kvatlas.clock import Clock
-from kvatlas.errors import BadRequest, DecisionNotFound, KvAtlasError, error_type
+from kvatlas.errors import BadRequest, DecisionNotFound, KvAtlasError
 from kvatlas.fleet import Fleet
 from kvatlas.gateway import GatewayStats
 from kvatlas.gateway.fleet_planner import FleetPlanner
+from kvatlas.gateway.responses import error_body
 from kvatlas.hashing import Lora, RequestExtras
 from kvatlas.index import PrefixIndex
 from kvatlas.routing import DecisionLog, DecisionRecord
@@ -86,16 +87,6 @@ _ENDPOINTS = [
     _Endpoint("GET", "/api/decisions/{request_id}", "why one request went where it went"),
     _Endpoint("POST", "/api/index/query", 'who holds a prompt: {"token_ids": [...], "lora": ..., "cache_salt": ...}'),
 ]
-
-
-class _ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    code: str
-
-
-class _Error(msgspec.Struct):
-    error: _ErrorBody
 
 
 def make_admin_app(state: AdminState) -> web.Application:
@@ -189,5 +180,4 @@ def _json(value: object) -> web.Response:
 
 
 def _error(status: int, message: str, code: str) -> web.Response:
-    body = msgspec.json.encode(_Error(_ErrorBody(message, error_type(status), code)))
-    return web.Response(status=status, body=body, content_type="application/json")
+    return web.Response(status=status, body=error_body(status, code, message), content_type="application/json")

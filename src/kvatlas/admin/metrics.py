@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from kvatlas import __version__
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway import GatewayStats, HistogramSnapshot, WorkerSnapshot
+from kvatlas.gateway import GatewayStats, HistogramSnapshot, StatsSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.index import PrefixIndex
 
@@ -185,12 +185,12 @@ class MetricsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of `METRICS`, in order."""
-        values = self._values()
+        snapshot = self._gateway.snapshot()
+        values = self._values(snapshot)
         histograms: dict[str, Callable[[WorkerSnapshot], HistogramSnapshot]] = {
             "kvatlas_worker_ttft_seconds": lambda worker: worker.ttft_s,
             "kvatlas_worker_duration_seconds": lambda worker: worker.duration_s,
         }
-        snapshot = self._gateway.snapshot()
         for info in METRICS:
             if info.kind == "histogram":
                 pick = histograms[info.name]
@@ -198,8 +198,7 @@ class MetricsCollector(Collector):
             else:
                 yield _family(info, values[info.name]())
 
-    def _values(self) -> dict[str, Callable[[], _Samples]]:
-        gateway = self._gateway.snapshot()
+    def _values(self, gateway: StatsSnapshot) -> dict[str, Callable[[], _Samples]]:
         planner = self._planner
 
         def one(value: float) -> Callable[[], _Samples]:

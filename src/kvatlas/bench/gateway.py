@@ -38,11 +38,14 @@ def run_gateway_bench(
 ) -> BenchReport:
     """Measure the gateway and its peers.
 
-    Args: duration_s: of each measured run; there are `rounds` x (JSON, SSE) x (ours, peers) of them, each after half a
-        second of warm-up. json: measure JSON requests. sse: measure event streams. against: peers by name; `aiohttp` is
-        a pass-through proxy of the same duties and none of the safety. planner: `module:callable` given a tuple of
-        targets (one, the stand-in engine); it returns a planner or an awaitable of one. The default is the trivial
-        planner.
+    Args:
+        duration_s: of each measured run; there are `rounds` x (JSON, SSE) x (ours, peers) of them, each after half a
+            second of warm-up.
+        json: measure JSON requests.
+        sse: measure event streams.
+        against: peers by name; `aiohttp` is a pass-through proxy of the same duties and none of the safety.
+        planner: `module:callable` given a tuple of targets (one, the stand-in engine); it returns a planner or an
+            awaitable of one. The default is the trivial planner.
         rounds: how often each measurement is repeated.
 
     Raises:

@@ -16,13 +16,14 @@ from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, R
 from kvatlas.fleet import Fleet, LoadLedger, Ticket, Trust, Worker
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
-from kvatlas.hashing import Lora, RequestExtras
+from kvatlas.hashing import Lora
 from kvatlas.index import PrefixIndex, WorkerMatch
 from kvatlas.rendering import (
     EngineRenderer,
     LocalRenderer,
     ParsedRequest,
     RenderedPrompt,
+    extras_of,
     parse_request,
     without_report_mode,
 )
@@ -53,16 +54,15 @@ class _Books:
 
     Attributes:
         uncached_tokens: worker id -> prompt tokens it would have to compute.
-        promised_tokens: worker id -> cached tokens it will report, where that can be said.
+        promised_tokens: worker id -> cached tokens it will report, where that can be said: only there its uncached
+            tokens are known well enough to measure its speed with.
         rendered_tokens: length of the prompt, if it is one and known.
-        measurable: worker ids whose uncached tokens are known well enough to measure a speed with.
         tickets: worker id -> its ledger (the worker may be gone when the request ends) and the charge there.
     """
 
     uncached_tokens: dict[str, int]
     promised_tokens: dict[str, int]
     rendered_tokens: int | None
-    measurable: frozenset[str]
     stream: bool
     tickets: dict[str, tuple[LoadLedger, Ticket]] = field(default_factory=dict)
 
@@ -144,7 +144,7 @@ class FleetPlanner:
         if parsed.unsupported is not None:
             return self._unrendered(request, parsed, workers, parsed.unsupported)
         if parsed.chat is None and all(not isinstance(prompt, str) for prompt in parsed.prompts):
-            extras = RequestExtras(cache_salt=parsed.cache_salt)
+            extras = extras_of(parsed)
             prompts = tuple(RenderedPrompt(prompt, extras) for prompt in parsed.prompts if not isinstance(prompt, str))
             return self._decide(request, parsed, workers, _Rendered(prompts))
         renderer = self._renderers.get(parsed.model or ANY_MODEL) or self._renderers.get(ANY_MODEL)
@@ -172,7 +172,7 @@ class FleetPlanner:
         worker, books = self._fleet.get(worker_id), _books_of(plan)
         if worker is not None and books is not None:
             tokens = books.uncached_tokens.get(worker_id, 1)
-            ticket = worker.load.dispatch(tokens, measurable=worker_id in books.measurable)
+            ticket = worker.load.dispatch(tokens, measurable=worker_id in books.promised_tokens)
             books.tickets[worker_id] = (worker.load, ticket)
 
     def first_byte(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
@@ -251,7 +251,6 @@ class FleetPlanner:
             },
             promised_tokens=promised,
             rendered_tokens=len(prompts[0].token_ids) if len(prompts) == 1 else None,
-            measurable=frozenset(promised),
             stream=parsed.stream,
         )
         by_id = {worker.worker_id: worker for worker in workers}

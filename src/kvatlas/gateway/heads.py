@@ -69,8 +69,9 @@ def read_request_head(head: bytes) -> RequestHead:
 
     The bytes need not be valid: what is misread here is refused by the parser that gets the same bytes.
 
-    Raises: BadRequest: a request line that is not forwarded, no Host or several, a transfer coding other than one
-        `chunked`, an expectation other than `100-continue`, a length that is no number.
+    Raises:
+        BadRequest: a request line that is not forwarded, no Host or several, a transfer coding other than one
+            `chunked`, an expectation other than `100-continue`, a length that is no number.
     """
     first_end = head.find(b"\r\n")
     first, fields = (head, b"") if first_end < 0 else (head[:first_end], head[first_end:])

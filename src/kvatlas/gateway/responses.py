@@ -6,7 +6,7 @@ import msgspec
 
 from kvatlas.errors import KvAtlasError, error_type
 
-__all__ = ["CONTINUE", "error_response", "json_response"]
+__all__ = ["CONTINUE", "error_body", "error_response", "json_response"]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -24,6 +24,11 @@ class _ErrorEnvelope(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 
 
+def error_body(status: int, code: str, message: str) -> bytes:
+    """The JSON of an error answer: the one shape of gateway and admin port."""
+    return _encode(_ErrorEnvelope(_ErrorBody(message, error_type(status), code)))
+
+
 def error_response(error: Exception, request_id: str | None, *, close: bool, head_only: bool = False) -> bytes:
     """The whole answer for an error.
 
@@ -34,7 +39,7 @@ def error_response(error: Exception, request_id: str | None, *, close: bool, hea
     else:
         status, code = KvAtlasError.http_status, KvAtlasError.code
         message = "the gateway failed on this request; its log has the details under the same request id"
-    body = _encode(_ErrorEnvelope(_ErrorBody(message, error_type(status), code)))
+    body = error_body(status, code, message)
     return json_response(status, body, request_id, close=close, head_only=head_only)
 
 

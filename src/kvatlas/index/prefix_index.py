@@ -20,7 +20,8 @@ class PrefixIndex:
 
     Args:
         hasher: gives block keys their seed; None draws one at random, so that nobody can aim collisions at this
-        process. max_orphan_blocks: per worker, blocks that may wait for a parent that has not been announced.
+            process.
+        max_orphan_blocks: per worker, blocks that may wait for a parent that has not been announced.
 
     Single writer: all calls on one thread.
     """
@@ -110,10 +111,6 @@ class PrefixIndex:
     def stats(self, worker_id: str) -> ColumnStats:
         """The worker's counters (live object: read, do not keep)."""
         return self._column(worker_id).stats
-
-    def groups(self, worker_id: str) -> tuple[GroupProfile, ...]:
-        """The KV cache groups a worker's events have named."""
-        return _profiles(self._column(worker_id))
 
     def match(
         self, token_ids: Sequence[int], *, extras: RequestExtras = NO_EXTRAS, worker_ids: Iterable[str] | None = None

@@ -36,8 +36,7 @@ class LocalRenderer:
         processor_template: the template an engine prefers for requests without tools, if the model has one.
         model_type: the `model_type` of the model's config.json, if known.
         thread_above_bytes: requests with a body larger than this are rendered in a thread, so that they do not hold
-            up the
-            event loop (a body of 8 kB takes up to 4 ms).
+            up the event loop (a body of 8 kB takes up to 4 ms).
         cache_bytes: bound of the memory kept for token ids of turns seen lately.
     """
 

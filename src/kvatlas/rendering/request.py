@@ -122,8 +122,8 @@ def parse_request(path: str, body: bytes) -> ParsedRequest:
 
     Args:
         path: the request's path; a query string is ignored. `/v1/completions` and `/v1/chat/completions` are
-            understood,
-            anything else gives api "other" with the model's name when the body is a JSON object that has one.
+            understood, anything else gives api "other", with the model's name when the body is a JSON object that has
+            one.
         body: the request's body as received.
 
     Returns:

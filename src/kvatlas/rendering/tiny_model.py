@@ -82,9 +82,8 @@ def write_tiny_model(directory: str | Path, *, vocab_size: int = 1000, seed: int
 
     Args:
         directory: made when missing; files of the same names are overwritten.
-        vocab_size: number of token ids, all bytes and three special tokens included (>= 259). Training stops earlier
-            when
-            the corpus has no pair left to merge.
+        vocab_size: number of token ids, all bytes and three special tokens included (>= 259). Training stops
+            earlier when the corpus has no pair left to merge.
         seed: another seed makes other words, hence other merges.
 
     Returns:

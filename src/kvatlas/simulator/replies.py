@@ -48,8 +48,7 @@ class ReplySampler:
 
     Args:
         word_token_ids: the tokens replies are made of. They should survive decoding and encoding, or a reply that
-        comes back
-            as text is other tokens than those that were cached (`vocabulary.py` finds such tokens).
+            comes back as text is other tokens than those that were cached (`vocabulary.py` finds such tokens).
         eos_token_id: ends a reply; None when the vocabulary has none: then every reply runs to its `max_tokens`.
         mean_tokens: replies end by themselves after mean/2 to mean*3/2 tokens.
         seed: the fleet's.
