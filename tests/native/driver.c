@@ -149,6 +149,12 @@ static void check_chains_of(kva_token_kind kind, size_t count, size_t block_size
     expect(kva_chain_sha256_pages(best, &tokens, block_size, 0, parent, 32, digests) == KVA_OK, "page chain");
     expect(kva_chain_sha256_pages(best, &tokens, block_size, 1, NULL, 0, pairs) == KVA_OK, "bigram chain");
     expect(kva_chain_xxh3(&tokens, block_size, 1, 2, extras, keys) == KVA_OK, "xxh3 chain");
+    kva_xxh3_key key;
+    kva_xxh3_prepare(&key, 2);
+    uint64_t *same = allocate(blocks * 8);
+    expect(kva_block_keys(&key, &tokens, block_size, 1, extras, same) == KVA_OK, "block keys");
+    expect(memcmp(keys, same, blocks * 8) == 0, "a key prepared by the caller gives the same");
+    free(same);
     expect(kva_chain_fnv1a_cbor(&tokens, block_size, UINT64_MAX, extras, keys) == KVA_OK, "fnv chain");
     free(ids), free(extras), free(digests), free(others), free(pairs), free(keys);
 }

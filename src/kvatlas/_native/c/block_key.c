@@ -48,18 +48,16 @@ static kva_status chain_in_registers(const kva_tokens *tokens, size_t block_size
     return KVA_OK;
 }
 
-kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
+kva_status kva_block_keys(const kva_xxh3_key *key, const kva_tokens *tokens, size_t block_size, uint64_t parent,
                           const kva_extra *extras, uint64_t *out)
 {
     size_t blocks = tokens->count / block_size;
     if (blocks == 0)
         return KVA_OK;
-    kva_xxh3_key key;
-    kva_xxh3_prepare(&key, seed);
     if (!extras && block_size == 16) /* told apart so that the compiler unrolls for the usual size */
-        return chain_in_registers(tokens, 16, parent, &key, out);
+        return chain_in_registers(tokens, 16, parent, key, out);
     if (!extras && block_size >= IN_REGISTERS_MIN && block_size <= IN_REGISTERS_MAX)
-        return chain_in_registers(tokens, block_size, parent, &key, out);
+        return chain_in_registers(tokens, block_size, parent, key, out);
     uint64_t *words = kva_block_buffer(block_size, sizeof(uint64_t), HEAD + kva_longest_extra(extras, blocks));
     if (!words)
         return KVA_NO_MEMORY;
@@ -77,8 +75,16 @@ kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t 
         uint8_t *end = message + HEAD + block_size * sizeof(uint64_t);
         if (extras && extras[block].data)
             end = kva_append(end, extras[block].data, extras[block].length);
-        parent = out[block] = kva_xxh3_64(&key, message, (size_t)(end - message));
+        parent = out[block] = kva_xxh3_64(key, message, (size_t)(end - message));
     }
     free(words);
     return status;
+}
+
+kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
+                          const kva_extra *extras, uint64_t *out)
+{
+    kva_xxh3_key key;
+    kva_xxh3_prepare(&key, seed);
+    return kva_block_keys(&key, tokens, block_size, parent, extras, out);
 }

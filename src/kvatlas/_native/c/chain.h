@@ -7,6 +7,7 @@
 
 #include "sha256.h"
 #include "tokens.h"
+#include "xxh3.h"
 
 typedef enum { KVA_OK, KVA_BAD_TOKEN, KVA_NO_MEMORY } kva_status;
 
@@ -25,7 +26,12 @@ kva_status kva_chain_sha256_cbor(kva_sha256 sha256, const kva_tokens *tokens, si
 kva_status kva_chain_sha256_pages(kva_sha256 sha256, const kva_tokens *tokens, size_t page_size, int bigram,
                                   const uint8_t *parent, size_t parent_length, uint8_t *out);
 
-/* XXH3-64 over "B", parent (8 bytes), number of token ids (4), token ids (8 each), all little-endian, and the extra. */
+/* kvatlas's own block keys: XXH3-64 over "B", parent (8 bytes), number of token ids (4), token ids (8 each), all
+   little-endian, and the extra. The key of the seed is the caller's, who prepares it once for many short chains. */
+kva_status kva_block_keys(const kva_xxh3_key *key, const kva_tokens *tokens, size_t block_size, uint64_t parent,
+                          const kva_extra *extras, uint64_t *out);
+
+/* The same from a seed. */
 kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
                           const kva_extra *extras, uint64_t *out);
 
