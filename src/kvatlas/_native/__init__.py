@@ -1,15 +1,19 @@
-"""Kernels of the hot path: token ids in, hashes of blocks out; in C where it is built, in Python otherwise.
+"""Kernels of the hot path, in C where it is built, in Python otherwise: hashes of blocks, and the fleet index's core.
 
-What lives here: loops over token ids whose cost is measured, as pure functions. What must not: anything that knows a
-request, an engine's settings, or a file; the C files do not even know Python.
+What lives here: loops whose cost is measured. What must not: anything that knows a request, an engine's settings, or a
+file; the C files do not even know Python.
 """
 
+from kvatlas._native._pure_index import IndexCore, NativeBatch
 from kvatlas._native.arguments import MAX_TOKEN_ID
 from kvatlas._native.select import Kernels, choose, kernels, load_native
+from kvatlas._native.select_index import load_native_index, new_index_core
 
 __all__ = [
     "MAX_TOKEN_ID",
+    "IndexCore",
     "Kernels",
+    "NativeBatch",
     "backend_name",
     "chain_fnv1a_cbor",
     "chain_sha256_cbor",
@@ -18,6 +22,8 @@ __all__ = [
     "choose",
     "fnv1a_64",
     "load_native",
+    "load_native_index",
+    "new_index_core",
     "pack_tokens",
     "xxh3_64",
 ]

@@ -3,11 +3,26 @@
 import operator
 from collections.abc import Iterable, Sequence
 
-from kvatlas.errors import HashingError
+from kvatlas.errors import HashingError, IndexStateError
 
-__all__ = ["MAX_TOKEN_ID", "bad_token_ids", "count_blocks", "require_extras", "require_u64"]
+__all__ = [
+    "MAX_PLANES",
+    "MAX_TOKEN_ID",
+    "MAX_WORKERS",
+    "bad_token_ids",
+    "count_blocks",
+    "foreign_batch",
+    "index_full",
+    "no_such_plane",
+    "no_such_worker",
+    "require_extras",
+    "require_pairs",
+    "require_u64",
+]
 
 MAX_TOKEN_ID = 2**63 - 1
+MAX_WORKERS = 4096
+MAX_PLANES = 256
 _SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64
@@ -57,3 +72,33 @@ def require_extras(extras: Sequence[bytes | None] | None, num_blocks: int) -> No
     """
     if extras is not None and len(extras) < num_blocks:
         raise HashingError(f"extras must have one entry for each of {num_blocks} blocks, got {len(extras)}")
+
+
+def index_full(what: str, limit: int) -> IndexStateError:
+    """The error of one worker or plane too many."""
+    return IndexStateError(f"the index holds {limit} {what}, its most: split the fleet over several processes")
+
+
+def no_such_worker(number: int) -> IndexStateError:
+    """The error of a worker number that names nobody."""
+    return IndexStateError(f"no worker has number {number}: expected what add_worker returned")
+
+
+def no_such_plane(number: int, count: int) -> IndexStateError:
+    """The error of a plane number that names nothing."""
+    return IndexStateError(f"no plane has number {number}: expected 0..{count - 1}")
+
+
+def foreign_batch() -> IndexStateError:
+    """The error of applying a batch that this backend did not open."""
+    return IndexStateError("this batch was not opened by this index: open_batch first, and only where it gives a batch")
+
+
+def require_pairs(numbers: int, block_keys: int) -> None:
+    """Refuse lists of unequal length.
+
+    Raises:
+        IndexStateError: they differ.
+    """
+    if numbers != block_keys:
+        raise IndexStateError(f"{numbers} handles came with {block_keys} block keys: expected one key each")

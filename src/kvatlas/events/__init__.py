@@ -6,9 +6,11 @@ meaning.
 
 from kvatlas.events.aggregator import EventAggregator
 from kvatlas.events.codec import (
+    DEFAULT_LIMITS,
     DecodedBatch,
     DecodeLimits,
     decode_batch,
+    decode_event,
     encode_batch,
     encode_event,
     peek_ts,
@@ -28,6 +30,7 @@ from kvatlas.events.sequence import SequenceTracker, TrackerLimits
 from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step
 
 __all__ = [
+    "DEFAULT_LIMITS",
     "AllBlocksCleared",
     "Apply",
     "AskReplay",
@@ -46,6 +49,7 @@ __all__ = [
     "TokenIds",
     "TrackerLimits",
     "decode_batch",
+    "decode_event",
     "encode_batch",
     "encode_event",
     "is_bigram",

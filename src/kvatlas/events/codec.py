@@ -29,6 +29,7 @@ __all__ = [
     "DecodeLimits",
     "DecodedBatch",
     "decode_batch",
+    "decode_event",
     "encode_batch",
     "encode_event",
     "peek_ts",
@@ -141,6 +142,24 @@ def decode_batch(payload: Buffer, limits: DecodeLimits = DEFAULT_LIMITS) -> Deco
         except EventDecodeError as error:
             malformed.append(_numbered(error, number, count))
     return DecodedBatch(EventBatch(batch.ts, events, batch.data_parallel_rank), tuple(malformed))
+
+
+def decode_event(raw: bytes, number: int, count: int, limits: DecodeLimits = DEFAULT_LIMITS) -> Event | None:
+    """One event taken out of a batch; None for a kind we do not know.
+
+    Args:
+        raw: its bytes.
+        number: its place in the batch, from 0, for the error message.
+        count: events in the batch, likewise.
+
+    Raises:
+        EventDecodeError: it is malformed.
+    """
+    try:
+        event = decode_alone(msgspec.Raw(raw))
+        return None if event is None else _checked(event, limits)
+    except EventDecodeError as error:
+        raise _numbered(error, number, count) from error.__cause__
 
 
 def peek_ts(payload: Buffer) -> float | None:

@@ -1,7 +1,7 @@
 """From one event stream into one column of the index, and the trust that this earns.
 
-The subscriber calls this in order, each batch once per life. What arrives is decoded here: a malformed batch is lost
-and therefore a gap; a malformed event may have been a removal, so it counts as a loss too.
+The subscriber calls this in order, each batch once per life. A malformed batch is lost and therefore a gap; a malformed
+event may have been a removal, so it counts as a loss too.
 """
 
 import logging
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from kvatlas.clock import Clock
 from kvatlas.errors import EventDecodeError
-from kvatlas.events import AllBlocksCleared, Event, decode_batch
 from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.index import PrefixIndex
 from kvatlas.stream import StreamStatus
@@ -73,20 +72,22 @@ class EventSource:
         self.stats.last_seq = seq
         self.stats.last_batch_s = self._clock.monotonic_s()
         try:
-            decoded = decode_batch(payload)
+            batch = self._index.open_batch(payload)
         except EventDecodeError as error:
             self.stats.malformed_batches += 1
             self._lose(f"batch {seq} could not be read: {error.message}")
             return
-        if self._is_foreign(seq, decoded.batch.data_parallel_rank):
+        if self._is_foreign(seq, batch.rank):
             return
-        for event in decoded.batch.events:
-            self._apply(seq, event)
-        self.stats.unknown_events += decoded.unknown_events
-        if decoded.malformed:
-            self.stats.malformed_events += len(decoded.malformed)
+        applied = self._index.apply_batch(self._worker_id, batch)
+        self.stats.events += applied.events
+        self.stats.unknown_events += applied.unknown_events
+        if applied.cleared:
+            self._known_empty(seq)
+        if applied.malformed:
+            self.stats.malformed_events += len(applied.malformed)
             self._lose(
-                f"batch {seq} held {len(decoded.malformed)} malformed events, first: {decoded.malformed[0].message}"
+                f"batch {seq} held {len(applied.malformed)} malformed events, first: {applied.malformed[0].message}"
             )
 
     def _is_foreign(self, seq: int, rank: int | None) -> bool:
@@ -99,17 +100,6 @@ class EventSource:
         self.stats.foreign_batches += 1
         self._lose(f"batch {seq} is of data-parallel rank {rank}, this worker is rank {self._rank}: check events=")
         return True
-
-    def _apply(self, seq: int, event: Event) -> None:
-        try:
-            self._index.apply(self._worker_id, event)
-        except Exception as error:  # noqa: BLE001 - one event that cannot be applied must not lose its batch
-            self.stats.malformed_events += 1
-            self._lose(f"an event of batch {seq} could not be applied: {error!r}")
-            return
-        self.stats.events += 1
-        if isinstance(event, AllBlocksCleared):
-            self._known_empty(seq)
 
     def on_gap(self, first_seq: int, last_seq: int | None) -> None:
         """Batches that nobody can return."""

@@ -14,6 +14,7 @@ process unless given, so that nobody can prepare prompts that collide.
 
 import secrets
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -99,6 +100,27 @@ class BlockKeyHasher:
             return self._empty_block_key(parent_key, encoded)
         return _native.chain_xxh3(token_ids, num_tokens, parent_key, self.seed, [encoded] if encoded else None)[0]
 
+    def block_keys(
+        self, parent_key: int, token_ids: Sequence[int], block_size: int, extras: Sequence[BlockExtras]
+    ) -> "array[int]":
+        """Return the keys of consecutive blocks whose extras an event gave.
+
+        Args:
+            parent_key: key of the block before the first, or a root key.
+            token_ids: all token ids of the blocks.
+            block_size: tokens per block.
+            extras: one for each block.
+
+        Raises:
+            HashingError: bad token ids, block size or parent key, too few extras.
+
+        Cost: O(n); as `chain` when no block has extras, 1-2 us for each that has.
+        """
+        if all(block is NO_BLOCK_EXTRAS for block in extras):
+            return _native.chain_xxh3(token_ids, block_size, parent_key, self.seed)
+        encoded = [_encode_extras(block) for block in extras]
+        return _native.chain_xxh3(token_ids, block_size, parent_key, self.seed, encoded)
+
     def _empty_block_key(self, parent_key: int, encoded_extras: bytes) -> int:
         try:
             head = _block_head(b"B", parent_key, 0)
@@ -131,11 +153,21 @@ class BlockKeyHasher:
         Raises:
             HashingError: bad token ids or block size, with the first key.
         """
+        return self.iter_chain_from(self.root_key(namespace), token_ids, block_size, extras=extras)
+
+    def iter_chain_from(
+        self, root_key: int, token_ids: Sequence[int], block_size: int, *, extras: RequestExtras = NO_EXTRAS
+    ) -> Iterator[int]:
+        """The same below a root key that is known already.
+
+        Raises:
+            HashingError: bad token ids or block size, with the first key.
+        """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
         words = _native.pack_tokens(token_ids)
         num_blocks = len(words) // block_size
-        key = self.root_key(namespace)
+        key = root_key
         encoded_extras = None if extras.is_empty else _encoded_extras(extras, block_size)
         first, step = 0, _FIRST_BLOCKS
         while first < num_blocks:

@@ -1,12 +1,23 @@
 """The fleet index: which worker holds which KV-cache block, keyed by content.
 
-Here: the map from block keys to workers, the per-worker books that turn engine hashes into block keys and count
-physical copies, and the rules that turn residency into a number of hit tokens. Not here: sockets, clocks, trust,
-load. Sans-IO, single writer: every call runs on the thread that owns the index.
+Here: the per-worker books that turn engine hashes into block keys and count physical copies, the planes of residency
+over the native core, the rules that turn residency into a number of hit tokens, and the memory they may take. Not here:
+sockets, clocks, trust, load. Sans-IO, single writer: every call runs on the thread that owns the index.
 """
 
+from kvatlas.index.batches import Applied, IncomingBatch
 from kvatlas.index.column import ColumnStats, CopyMode
 from kvatlas.index.match import GroupProfile, WorkerMatch
+from kvatlas.index.memory import MemoryStats
 from kvatlas.index.prefix_index import PrefixIndex
 
-__all__ = ["ColumnStats", "CopyMode", "GroupProfile", "PrefixIndex", "WorkerMatch"]
+__all__ = [
+    "Applied",
+    "ColumnStats",
+    "CopyMode",
+    "GroupProfile",
+    "IncomingBatch",
+    "MemoryStats",
+    "PrefixIndex",
+    "WorkerMatch",
+]

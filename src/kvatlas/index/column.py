@@ -10,24 +10,25 @@ share handles. Until then its residency is counted but matches nothing:
   tokens.
 
 Copies count: vLLM announces every physical copy and every loss of one, so a block is gone when its count is zero.
+
+The core keeps the books; here stand the rules about events. Once an event of some profile (medium, group, kind, window)
+has been judged here, the core applies its like straight from the bytes.
 """
 
 import enum
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvatlas import _native
+from kvatlas._native import IndexCore
 from kvatlas.errors import HashingError
-from kvatlas.events import BlockHandle, BlockRemoved, BlockStored, plain_token_ids
+from kvatlas.events import BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
-from kvatlas.index.flat_index import FlatIndex, Plane
 from kvatlas.index.match import FULL_KINDS, WINDOW_KINDS
+from kvatlas.index.orphans import OrphanPool, Run
+from kvatlas.index.planes import DEFAULT_MEDIUM, Plane, Planes, normal_medium
 
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
-
-DEFAULT_MEDIUM = "GPU"
-_CLEARED_MEDIA = (DEFAULT_MEDIUM, "CPU_PINNED")
-_U64 = (1 << 64) - 1
 
 
 class CopyMode(enum.StrEnum):
@@ -39,7 +40,7 @@ class CopyMode(enum.StrEnum):
     """Nothing new (engines that re-announce what they reuse)."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ColumnStats:
     """What one worker's events amounted to, since the worker was added. Counters only grow; `*_now` are levels."""
 
@@ -52,68 +53,62 @@ class ColumnStats:
     dropped_orphan_blocks: int = 0
     unpaired_blocks: int = 0
     """Hashes whose content the event does not prove (masked spans, bigrams, extra keys of no known form)."""
+    refused_blocks: int = 0
+    """Blocks not recorded for want of memory: the worker holds more than is claimed."""
+    forgotten_blocks: int = 0
+    """Blocks given up to make room under the memory cap."""
     resident_now: int = 0
     unkeyed_now: int = 0
     """Resident blocks whose content is not known: they match nothing, so a hit may be longer than claimed."""
     orphans_now: int = 0
 
 
-@dataclass(slots=True)
-class _Handle:
-    """One engine hash of one worker: its block key once known, and its copies per plane."""
-
-    block_key: int | None
-    copies: dict[Plane, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive blocks of one store event whose parent is not known yet."""
-
-    handles: tuple[BlockHandle, ...]
-    token_ids: Sequence[int]
-    extras: tuple[BlockExtras, ...]
-    block_size: int
-
-
 class WorkerColumn:
-    """The books of one worker. Writes its residency into the shared flat index.
+    """The books of one worker.
 
     Args:
-        bit: this worker's bit in the flat index.
+        core: keeps the residency of all workers.
+        number: this worker's in the core.
+        root_key: parent key of its first blocks.
         block_size: tokens per block as configured; what the worker's own stores prove counts more.
         max_orphan_blocks: blocks that may wait for an unknown parent; beyond it the oldest wait is dropped and counted.
     """
 
     __slots__ = (
-        "_handles",
+        "_cleared",
+        "_complete_at",
+        "_core",
         "_hasher",
-        "_index",
-        "_max_orphan_blocks",
-        "_mode",
-        "_orphans",
-        "_root_key",
+        "_planes",
+        "_taught",
+        "_unplaced",
+        "_unprovable",
         "bit",
         "configured_block_size",
         "groups",
         "learnt_block_size",
+        "number",
         "only_full",
+        "orphans",
         "other_media",
+        "root_key",
         "stated_block_size",
-        "stats",
     )
 
     def __init__(
         self,
-        bit: int,
-        index: FlatIndex,
+        core: IndexCore,
+        number: int,
+        planes: Planes,
         hasher: BlockKeyHasher,
         *,
+        root_key: int,
         block_size: int | None,
-        mode: CopyMode,
         max_orphan_blocks: int,
     ) -> None:
-        self.bit = bit
+        self.number = number
+        self.bit = 1 << number
+        self.root_key = root_key
         self.configured_block_size = block_size
         self.stated_block_size: int | None = None
         """As the engine's metrics say; unscaled under decode context parallelism, so stores count more."""
@@ -122,80 +117,82 @@ class WorkerColumn:
         self.only_full = True
         """Whether the worker has one group only, of full attention: its hit is then a plain prefix."""
         self.other_media: set[str] = set()
-        self.stats = ColumnStats()
-        self._index = index
+        self.orphans = OrphanPool(max_orphan_blocks)
+        self._core = core
+        self._planes = planes
         self._hasher = hasher
-        self._root_key = hasher.root_key()
-        self._mode = mode
-        self._max_orphan_blocks = max_orphan_blocks
-        self._handles: dict[BlockHandle, _Handle] = {}
-        self._orphans: OrderedDict[BlockHandle, list[_Run]] = OrderedDict()
+        self._taught: set[tuple[str | None, int | None, str | None, int | None]] = set()
+        self._cleared = 0
+        self._unprovable = 0
+        self._unplaced = 0
+        self._complete_at = 0
 
     def store(self, event: BlockStored) -> None:
         """Apply one BlockStored. Cost: O(blocks)."""
-        handles = tuple(normal_handle(handle) for handle in event.block_hashes)
-        group = event.group_idx or 0
-        plane = (normal_medium(event.medium), group)
-        self._learn_group(plane, event)
-        for handle in handles:
-            self._add_copy(handle, plane)
-        self.stats.stored_blocks += len(handles)
-        if not handles:
+        plane = (normal_medium(event.medium), event.group_idx or 0)
+        number = self._planes.number(plane)
+        if number is None:
+            self._unplaced += len(event.block_hashes)
             return
-        size = event.block_size
+        self._learn_group(plane, event)
+        numbers = self._core.handle_numbers(event.block_hashes)
+        self._core.add_copies(self.number, number, numbers)
+        if not numbers:
+            return
         token_ids = _provable_token_ids(event)
         extras = _extras_per_block(event)
         if token_ids is None or extras is None:
-            self.stats.unpaired_blocks += len(handles)
+            self._unprovable += len(numbers)
             return
         if plane[0] == DEFAULT_MEDIUM and self.learnt_block_size is None:
-            self.learnt_block_size = size
-        run = _Run(handles, token_ids, extras, size)
+            self.learnt_block_size = event.block_size
+        self._teach(event, number)
+        run = Run(numbers, token_ids, extras, event.block_size)
         if event.parent_block_hash is None:
-            self._join(run, self._root_key)
+            self._join([(run, self.root_key)])
             return
-        parent = normal_handle(event.parent_block_hash)
-        known = self._handles.get(parent)
-        if known is not None and known.block_key is not None:
-            self._join(run, known.block_key)
+        parent = self._core.handle_numbers([event.parent_block_hash])[0]
+        parent_key = self._core.key_of(self.number, parent)
+        if parent_key is not None:
+            self._join([(run, parent_key)])
         else:
             self._wait_for(parent, run)
 
     def remove(self, event: BlockRemoved) -> None:
         """Apply one BlockRemoved: one copy less of each listed block, never below none. Cost: O(blocks)."""
-        plane = (normal_medium(event.medium), event.group_idx or 0)
-        for raw in event.block_hashes:
-            handle = normal_handle(raw)
-            entry = self._handles.get(handle)
-            copies = entry.copies.get(plane, 0) if entry else 0
-            if entry is None or not copies:
-                self.stats.unknown_removals += 1
-                continue
-            self.stats.removed_blocks += 1
-            if copies > 1:
-                entry.copies[plane] = copies - 1
-                continue
-            del entry.copies[plane]
-            self.stats.resident_now -= 1
-            if entry.block_key is not None:
-                self._index.discard(plane, entry.block_key, self.bit)
-            if not entry.copies:
-                self._drop(handle, entry)
+        plane = self._planes.number((normal_medium(event.medium), event.group_idx or 0))
+        if plane is not None:
+            self._core.remove_copies(self.number, plane, self._core.handle_numbers(event.block_hashes))
 
     def clear(self) -> None:
         """The engine emptied its device pool; copies in other media stay. Cost: O(blocks of this worker).
 
         SGLang's clear also means its pinned host memory.
         """
-        self._forget(lambda plane: plane[0] in _CLEARED_MEDIA)
+        self._cleared += 1
+        self._core.forget(self.number, self._planes.cleared())
+        self.orphans.clear()
+        self._complete_at = self._missing
 
     def reset(self) -> None:
         """Forget all of this worker: blocks in every medium, and what its stores taught. Cost: O(its blocks)."""
-        self._forget(lambda _: True)
+        self._core.forget_all(self.number)
+        self._unteach()
+        self.orphans.clear()
         self.learnt_block_size = None
         self.groups.clear()
         self.only_full = True
         self.other_media.clear()
+        self._complete_at = self._missing
+
+    def wake(self, woken: Iterable[tuple[int, int]]) -> None:
+        """Join the runs that waited for these handles, whose block keys are now known."""
+        self._join([(run, key) for number, key in woken for run in self.orphans.take(number)])
+
+    def drop_orphans(self, max_blocks: int) -> None:
+        """End the oldest waits until at most `max_blocks` wait."""
+        for number in self.orphans.shrink(max_blocks):
+            self._core.stop_waiting(self.number, number)
 
     @property
     def block_size(self) -> int | None:
@@ -203,31 +200,42 @@ class WorkerColumn:
         return self.learnt_block_size or self.configured_block_size or self.stated_block_size
 
     @property
+    def stats(self) -> ColumnStats:
+        """The counters as they stand."""
+        stored, removed, unknown, unpaired, refused, forgotten, resident, unkeyed = self._core.counts(self.number)
+        return ColumnStats(
+            stored_blocks=stored,
+            removed_blocks=removed,
+            cleared=self._cleared,
+            unknown_removals=unknown,
+            orphaned_blocks=self.orphans.waited_blocks,
+            dropped_orphan_blocks=self.orphans.dropped_blocks,
+            unpaired_blocks=unpaired + self._unprovable,
+            refused_blocks=refused + self._unplaced,
+            forgotten_blocks=forgotten,
+            resident_now=resident,
+            unkeyed_now=unkeyed,
+            orphans_now=self.orphans.blocks_now,
+        )
+
+    @property
+    def _missing(self) -> int:
+        """Blocks the worker may hold that were not recorded, or given up, ever."""
+        counts = self._core.counts(self.number)
+        return counts[4] + counts[5] + self._unplaced
+
+    @property
     def is_exact(self) -> bool:
         """Whether a hit is what the engine will report, neither more nor less.
 
-        Not so with blocks of unknown content, copies in other media (engines count those as cached, too), or groups
-        whose rule is not known.
+        Not so with blocks of unknown content, copies in other media (engines count those as cached, too), groups whose
+        rule is not known, or blocks given up for want of memory.
         """
         known = all(kind in FULL_KINDS or (kind in WINDOW_KINDS and window) for kind, window in self.groups.values())
-        return known and not self.stats.unkeyed_now and not self.other_media
-
-    def _forget(self, is_gone: Callable[[Plane], bool]) -> None:
-        for handle, entry in list(self._handles.items()):
-            for plane in [plane for plane in entry.copies if is_gone(plane)]:
-                del entry.copies[plane]
-                self.stats.resident_now -= 1
-                if entry.block_key is not None:
-                    self._index.discard(plane, entry.block_key, self.bit)
-            if not entry.copies:
-                self._drop(handle, entry)
-        self._orphans.clear()
-        self.stats.orphans_now = 0
-
-    def _drop(self, handle: BlockHandle, entry: _Handle) -> None:
-        del self._handles[handle]
-        if entry.block_key is None:
-            self.stats.unkeyed_now -= 1
+        if not known or self.other_media:
+            return False
+        counts = self._core.counts(self.number)
+        return not counts[7] and counts[4] + counts[5] + self._unplaced == self._complete_at
 
     def _learn_group(self, plane: Plane, event: BlockStored) -> None:
         medium, group = plane
@@ -238,61 +246,33 @@ class WorkerColumn:
             return
         profile = (event.kv_cache_spec_kind or "full_attention", event.kv_cache_spec_sliding_window)
         if self.groups.get(group) != profile:
+            self._unteach()
             self.groups[group] = profile
             self.only_full = len(self.groups) == 1 and group == 0 and profile[0] in FULL_KINDS
 
-    def _add_copy(self, handle: BlockHandle, plane: Plane) -> None:
-        entry = self._handles.get(handle)
-        if entry is None:
-            entry = self._handles[handle] = _Handle(None, {})
-            self.stats.unkeyed_now += 1
-        copies = entry.copies.get(plane, 0)
-        if copies and self._mode is CopyMode.SET:
-            return
-        entry.copies[plane] = copies + 1
-        if not copies:
-            self.stats.resident_now += 1
-            if entry.block_key is not None:
-                self._index.add(plane, entry.block_key, self.bit)
+    def _teach(self, event: BlockStored, plane: int) -> None:
+        profile = (event.medium, event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+        if profile not in self._taught:
+            self._taught.add(profile)
+            self._core.learn(self.number, *profile, plane)
 
-    def _join(self, run: _Run, parent_key: int) -> None:
-        """Give a run's handles their keys and whoever waited for them theirs. Iterative: chains may be long."""
-        pending = [(run, parent_key)]
+    def _unteach(self) -> None:
+        self._taught.clear()
+        self._core.unlearn(self.number)
+
+    def _join(self, pending: list[tuple[Run, int]]) -> None:
+        """Give runs' handles their keys and whoever waited for them theirs. Iterative: chains may be long."""
         while pending:
-            current, key = pending.pop()
-            size = current.block_size
-            for i, handle in enumerate(current.handles):
-                key = self._hasher.block_key(key, current.token_ids[i * size : (i + 1) * size], current.extras[i])
-                entry = self._handles.get(handle)
-                if entry is not None and entry.block_key is None:
-                    entry.block_key = key
-                    self.stats.unkeyed_now -= 1
-                    for plane in entry.copies:
-                        self._index.add(plane, key, self.bit)
-                waiting = self._orphans.pop(handle, None)
-                if waiting:
-                    self.stats.orphans_now -= sum(len(orphan.handles) for orphan in waiting)
-                    pending.extend((orphan, key) for orphan in waiting)
+            run, parent_key = pending.pop()
+            keys = self._hasher.block_keys(parent_key, run.token_ids, run.block_size, run.extras)
+            for position in self._core.join(self.number, run.numbers, keys):
+                pending.extend((orphan, keys[position]) for orphan in self.orphans.take(run.numbers[position]))
 
-    def _wait_for(self, parent: BlockHandle, run: _Run) -> None:
-        self._orphans.setdefault(parent, []).append(run)
-        self.stats.orphaned_blocks += len(run.handles)
-        self.stats.orphans_now += len(run.handles)
-        while self.stats.orphans_now > self._max_orphan_blocks:
-            _, dropped = self._orphans.popitem(last=False)
-            blocks = sum(len(orphan.handles) for orphan in dropped)
-            self.stats.orphans_now -= blocks
-            self.stats.dropped_orphan_blocks += blocks
-
-
-def normal_handle(handle: BlockHandle) -> BlockHandle:
-    """One form per hash: signed 64-bit integers (SGLang) become unsigned, bytes stay bytes."""
-    return handle & _U64 if isinstance(handle, int) else handle
-
-
-def normal_medium(medium: str | None) -> str:
-    """Media compare without case; engines that name none mean the device."""
-    return medium.upper() if medium else DEFAULT_MEDIUM
+    def _wait_for(self, parent: int, run: Run) -> None:
+        packed = Run(run.numbers, _native.pack_tokens(run.token_ids), run.extras, run.block_size)
+        self._core.wait(self.number, parent)
+        for number in self.orphans.add(parent, packed):
+            self._core.stop_waiting(self.number, number)
 
 
 def _provable_token_ids(event: BlockStored) -> Sequence[int] | None:

@@ -156,21 +156,18 @@ class TestFaults:
         assert hit(index) == 4
         assert source.stats.foreign_batches == 1
 
-    def test_event_that_cannot_be_applied_loses_only_itself(self, index: PrefixIndex) -> None:
+    def test_event_that_cannot_be_applied_loses_only_itself(
+        self, source: EventSource, index: PrefixIndex, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Whatever goes wrong inside the index, the rest of the batch is applied and trust falls."""
 
-        class Stumbling(PrefixIndex):
-            def apply(self, worker_id: str, event: object) -> None:
-                if type(event) is BlockRemoved:
-                    raise ArithmeticError("stumbled")
-                super().apply(worker_id, event)  # type: ignore[arg-type]
+        def stumble(_column: object) -> None:
+            raise ArithmeticError("stumbled")
 
-        stumbling = Stumbling(BlockKeyHasher(seed=1))
-        stumbling.add_worker("w", block_size=4)
-        source = EventSource("w", stumbling, TrustState(), ManualClock())
+        monkeypatch.setattr("kvatlas.index.column.WorkerColumn.clear", stumble)
         source.on_status("live", "caught up")
-        source.on_batch(0, batch(stored(1), BlockRemoved(block_hashes=[1], medium="GPU"), stored(2, parent=1)))
-        assert hit(stumbling) == 4
+        source.on_batch(0, batch(stored(1), AllBlocksCleared(), stored(2, parent=1)))
+        assert hit(index) == 4
         assert (source.stats.events, source.stats.malformed_events) == (2, 1)
         assert source.trust.level is Trust.PARTIAL
         assert "stumbled" in source.trust.reason

@@ -1,0 +1,249 @@
+/* How a worker's events change its column and the planes. */
+#include "index.h"
+
+enum { AHEAD = 12 }; /* blocks whose memory is asked for before their turn */
+
+static kva_handles *table_of(kva_column *column, uint64_t handle)
+{
+    return &column->tables[kva_table_of(handle)];
+}
+
+static void prefetch_handle(kva_column *column, uint64_t handle)
+{
+    kva_handles_prefetch(table_of(column, handle), handle);
+}
+
+static void claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key)
+{
+    if (!kva_flat_add(index->planes[plane], key, column->worker, kva_index_stamp(index)))
+        column->counts.refused++;
+}
+
+static void drop_if_idle(kva_handles *table, uint32_t place)
+{
+    if (kva_is_idle(table->marks[place]))
+        kva_handles_erase(table, place);
+}
+
+/* A place whose block may just have lost its last copy in every plane. */
+static void leave(kva_column *column, kva_handles *table, uint32_t place)
+{
+    uint8_t *mark = &table->marks[place];
+    if (kva_is_resident(*mark))
+        return;
+    if (!(*mark & KVA_KEYED))
+        column->counts.unkeyed--;
+    *mark &= (uint8_t)~KVA_KEYED;
+    drop_if_idle(table, place);
+}
+
+static void add_copy(kva_index *index, kva_column *column, uint32_t plane, uint64_t handle)
+{
+    kva_handles *table = table_of(column, handle);
+    uint32_t place = kva_handles_put(table, handle);
+    if (place == KVA_NOT_FOUND) {
+        column->counts.refused++;
+        return;
+    }
+    uint8_t before = table->marks[place];
+    uint32_t copies = kva_copies_get(table, place, plane);
+    if (copies && (!column->counting || copies == UINT32_MAX))
+        return;
+    if (!kva_copies_set(table, place, plane, copies + 1)) {
+        column->counts.refused++;
+        drop_if_idle(table, place);
+        return;
+    }
+    if (copies)
+        return;
+    column->counts.resident++;
+    if (!kva_is_resident(before))
+        column->counts.unkeyed++;
+    if (table->marks[place] & KVA_KEYED)
+        claim(index, column, plane, table->keys[place]);
+}
+
+void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count)
+{
+    index->ticks += count;
+    column->counts.stored += count;
+    for (size_t i = 0; i < count && i < AHEAD; i++)
+        prefetch_handle(column, handles[i]);
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count)
+            prefetch_handle(column, handles[i + AHEAD]);
+        add_copy(index, column, plane, handles[i]);
+    }
+}
+
+static void give_key(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint64_t key)
+{
+    table->keys[place] = key;
+    table->marks[place] |= KVA_KEYED;
+    column->counts.unkeyed--;
+    if (table->marks[place] & KVA_COPIES)
+        claim(index, column, 0, key);
+    if (!(table->marks[place] & KVA_OTHERS))
+        return;
+    for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
+        if (kva_copies_get(table, place, plane))
+            claim(index, column, plane, key);
+}
+
+size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
+                       uint32_t *woken)
+{
+    size_t waking = 0;
+    for (size_t i = 0; i < count && i < AHEAD; i++)
+        kva_flat_prefetch(index->planes[0], keys[i]);
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count)
+            kva_flat_prefetch(index->planes[0], keys[i + AHEAD]);
+        kva_handles *table = table_of(column, handles[i]);
+        uint32_t place = kva_handles_find(table, handles[i]);
+        if (place == KVA_NOT_FOUND)
+            continue;
+        uint8_t mark = table->marks[place];
+        if (!(mark & KVA_KEYED) && kva_is_resident(mark))
+            give_key(index, column, table, place, keys[i]);
+        if (mark & KVA_WAITED) {
+            woken[waking++] = (uint32_t)i;
+            table->marks[place] &= (uint8_t)~KVA_WAITED;
+            drop_if_idle(table, place);
+        }
+    }
+    return waking;
+}
+
+void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count)
+{
+    for (size_t i = 0; i < count && i < AHEAD; i++)
+        prefetch_handle(column, handles[i]);
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count)
+            prefetch_handle(column, handles[i + AHEAD]);
+        kva_handles *table = table_of(column, handles[i]);
+        uint32_t place = kva_handles_find(table, handles[i]);
+        uint32_t copies = place == KVA_NOT_FOUND ? 0 : kva_copies_get(table, place, plane);
+        if (!copies) {
+            column->counts.unknown_removals++;
+            continue;
+        }
+        column->counts.removed++;
+        kva_copies_set(table, place, plane, copies - 1);
+        if (copies > 1)
+            continue;
+        column->counts.resident--;
+        if (table->marks[place] & KVA_KEYED)
+            kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+        leave(column, table, place);
+        kva_handles_shrink(table, 8);
+    }
+}
+
+int kva_column_key(const kva_column *column, uint64_t handle, uint64_t *key)
+{
+    const kva_handles *table = &column->tables[kva_table_of(handle)];
+    uint32_t place = kva_handles_find(table, handle);
+    if (place == KVA_NOT_FOUND || !(table->marks[place] & KVA_KEYED))
+        return 0;
+    *key = table->keys[place];
+    return 1;
+}
+
+int kva_column_wait(kva_column *column, uint64_t handle)
+{
+    kva_handles *table = table_of(column, handle);
+    uint32_t place = kva_handles_put(table, handle);
+    if (place == KVA_NOT_FOUND)
+        return 0;
+    table->marks[place] |= KVA_WAITED;
+    return 1;
+}
+
+void kva_column_stop_waiting(kva_column *column, uint64_t handle)
+{
+    kva_handles *table = table_of(column, handle);
+    uint32_t place = kva_handles_find(table, handle);
+    if (place == KVA_NOT_FOUND)
+        return;
+    table->marks[place] &= (uint8_t)~KVA_WAITED;
+    drop_if_idle(table, place);
+}
+
+/* Take all copies of one plane from an entry. */
+static void forget_in_plane(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint32_t plane)
+{
+    if (!kva_copies_get(table, place, plane))
+        return;
+    kva_copies_set(table, place, plane, 0);
+    column->counts.resident--;
+    if (table->marks[place] & KVA_KEYED)
+        kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+}
+
+int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *table, uint32_t place,
+                            const uint8_t *planes)
+{
+    if (!kva_is_resident(table->marks[place]))
+        return 0;
+    if (!planes || planes[0])
+        forget_in_plane(index, column, table, place, 0);
+    for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
+        if (!planes || planes[plane])
+            forget_in_plane(index, column, table, place, plane);
+    uint32_t before = table->count;
+    leave(column, table, place);
+    return table->count != before;
+}
+
+static void forget_in_table(kva_index *index, kva_column *column, kva_handles *table, const uint8_t *planes)
+{
+    for (uint32_t place = 0; place < table->capacity;) {
+        if (place + AHEAD < table->capacity)
+            kva_flat_prefetch(index->planes[0], table->keys[place + AHEAD]);
+        if (table->marks[place]) {
+            uint32_t before = table->count;
+            table->marks[place] &= (uint8_t)~KVA_WAITED;
+            if (!kva_column_forget_entry(index, column, table, place, planes))
+                drop_if_idle(table, place);
+            if (table->count != before)
+                continue; /* another entry may have moved here */
+        }
+        place++;
+    }
+    kva_handles_shrink(table, 4);
+}
+
+void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *planes)
+{
+    for (uint32_t i = 0; i < KVA_TABLES; i++)
+        forget_in_table(index, column, &column->tables[i], planes);
+}
+
+static void forget_table(kva_index *index, kva_column *column, kva_handles *table)
+{
+    for (uint32_t place = 0; place < table->capacity; place++) {
+        if (place + AHEAD < table->capacity)
+            kva_flat_prefetch(index->planes[0], table->keys[place + AHEAD]);
+        uint8_t mark = table->marks[place];
+        if (!(mark & KVA_KEYED))
+            continue;
+        if (mark & KVA_COPIES)
+            kva_flat_discard(index->planes[0], table->keys[place], column->worker);
+        if (!(mark & KVA_OTHERS))
+            continue;
+        for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
+            if (kva_copies_get(table, place, plane))
+                kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+    }
+    kva_handles_free(table);
+}
+
+void kva_column_forget_all(kva_index *index, kva_column *column)
+{
+    for (uint32_t i = 0; i < KVA_TABLES; i++)
+        forget_table(index, column, &column->tables[i]);
+    column->counts.resident = 0;
+    column->counts.unkeyed = 0;
+}

@@ -1,0 +1,238 @@
+#include "column.h"
+
+#include <string.h>
+
+/* Full at 7/8, grown by 3/10: memory counts here, there is one entry for every block on every worker. */
+enum { FIRST_ENTRIES = 32, FULL_NUMERATOR = 7, FULL_DENOMINATOR = 8, FIRST_OTHERS = 16 };
+
+/* Whether an entry found at `at`, whose home is `home`, may move back to `hole`. */
+static int may_move(uint32_t at, uint32_t home, uint32_t hole, uint32_t capacity)
+{
+    uint32_t from_home = at >= home ? at - home : at + capacity - home;
+    uint32_t from_hole = at >= hole ? at - hole : at + capacity - hole;
+    return from_home >= from_hole;
+}
+
+static uint32_t free_place(const kva_handles *table, uint64_t handle)
+{
+    uint32_t at = kva_handle_home(handle, table->capacity);
+    while (table->marks[at])
+        at = kva_after(at, table->capacity);
+    return at;
+}
+
+static int resize(kva_handles *table, uint32_t capacity)
+{
+    uint64_t *memory = kva_take(table->budget, (size_t)kva_handle_bytes(capacity));
+    if (!memory)
+        return 0;
+    kva_handles resized = *table;
+    resized.handles = memory;
+    resized.keys = memory + capacity;
+    resized.marks = (uint8_t *)(memory + 2 * (size_t)capacity);
+    resized.capacity = capacity;
+    for (uint32_t i = 0; i < table->capacity; i++) {
+        if (!table->marks[i])
+            continue;
+        uint32_t at = free_place(&resized, table->handles[i]);
+        resized.handles[at] = table->handles[i];
+        resized.keys[at] = table->keys[i];
+        resized.marks[at] = table->marks[i];
+    }
+    kva_give_back(table->budget, table->handles, (size_t)kva_handle_bytes(table->capacity));
+    *table = resized;
+    return 1;
+}
+
+/* First sizes are spread over one step of growth, so that a column's tables do not grow together. */
+static int make_room(kva_handles *table, uint64_t handle)
+{
+    if (!table->capacity)
+        return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 10 / KVA_TABLES);
+    if (table->count < (uint32_t)((uint64_t)table->capacity * FULL_NUMERATOR / FULL_DENOMINATOR))
+        return 1;
+    if (table->capacity > UINT32_MAX / 2)
+        return 0;
+    return resize(table, table->capacity + table->capacity / 10 * 3 + 3);
+}
+
+uint32_t kva_handles_put(kva_handles *table, uint64_t handle)
+{
+    uint32_t at = kva_handles_find(table, handle);
+    if (at != KVA_NOT_FOUND)
+        return at;
+    if (!make_room(table, handle))
+        return KVA_NOT_FOUND;
+    at = free_place(table, handle);
+    table->handles[at] = handle;
+    table->keys[at] = 0;
+    table->marks[at] = KVA_USED;
+    table->count++;
+    return at;
+}
+
+void kva_handles_erase(kva_handles *table, uint32_t hole)
+{
+    uint32_t capacity = table->capacity;
+    for (uint32_t at = kva_after(hole, capacity); table->marks[at]; at = kva_after(at, capacity)) {
+        if (!may_move(at, kva_handle_home(table->handles[at], capacity), hole, capacity))
+            continue;
+        table->handles[hole] = table->handles[at];
+        table->keys[hole] = table->keys[at];
+        table->marks[hole] = table->marks[at];
+        hole = at;
+    }
+    table->marks[hole] = 0;
+    table->count--;
+}
+
+void kva_handles_shrink(kva_handles *table, uint32_t sparse)
+{
+    if (table->count < table->capacity / sparse && table->capacity > 2 * FIRST_ENTRIES)
+        resize(table, table->count + table->count / 4 + FIRST_ENTRIES); /* without memory it stays as it is */
+}
+
+/* The second table */
+
+static uint32_t home_of_copies(uint64_t handle, uint32_t plane, uint32_t capacity)
+{
+    return kva_handle_home(handle + (uint64_t)plane * 0x9E3779B97F4A7C15u, capacity);
+}
+
+static uint32_t find_copies(const kva_handles *table, uint64_t handle, uint32_t plane)
+{
+    if (!table->other_count)
+        return KVA_NOT_FOUND;
+    uint32_t capacity = table->other_capacity;
+    for (uint32_t at = home_of_copies(handle, plane, capacity);; at = kva_after(at, capacity)) {
+        const kva_copies *entry = &table->others[at];
+        if (!entry->copies)
+            return KVA_NOT_FOUND;
+        if (entry->handle == handle && entry->plane == plane)
+            return at;
+    }
+}
+
+static void put_copies(kva_handles *table, kva_copies entry)
+{
+    uint32_t at = home_of_copies(entry.handle, entry.plane, table->other_capacity);
+    while (table->others[at].copies)
+        at = kva_after(at, table->other_capacity);
+    table->others[at] = entry;
+}
+
+static int resize_others(kva_handles *table, uint32_t capacity)
+{
+    kva_copies *memory = kva_take(table->budget, sizeof(kva_copies) * capacity);
+    if (!memory)
+        return 0;
+    kva_copies *before = table->others;
+    uint32_t before_capacity = table->other_capacity;
+    table->others = memory;
+    table->other_capacity = capacity;
+    for (uint32_t i = 0; i < before_capacity; i++)
+        if (before[i].copies)
+            put_copies(table, before[i]);
+    kva_give_back(table->budget, before, sizeof(kva_copies) * before_capacity);
+    return 1;
+}
+
+static void erase_copies(kva_handles *table, uint32_t hole)
+{
+    uint32_t capacity = table->other_capacity;
+    for (uint32_t at = kva_after(hole, capacity); table->others[at].copies; at = kva_after(at, capacity)) {
+        const kva_copies *entry = &table->others[at];
+        if (!may_move(at, home_of_copies(entry->handle, entry->plane, capacity), hole, capacity))
+            continue;
+        table->others[hole] = *entry;
+        hole = at;
+    }
+    table->others[hole].copies = 0;
+    table->other_count--;
+    if (table->other_count < capacity / 8 && capacity > 2 * FIRST_OTHERS)
+        resize_others(table, capacity / 2);
+}
+
+static int set_copies(kva_handles *table, uint64_t handle, uint32_t plane, uint32_t copies)
+{
+    uint32_t at = find_copies(table, handle, plane);
+    if (at != KVA_NOT_FOUND) {
+        if (copies)
+            table->others[at].copies = copies;
+        else
+            erase_copies(table, at);
+        return 1;
+    }
+    if (!copies)
+        return 1;
+    if (table->other_count >= table->other_capacity / 4 * 3) {
+        uint32_t capacity = table->other_capacity;
+        if (!resize_others(table, capacity ? capacity + capacity / 2 : FIRST_OTHERS))
+            return 0;
+    }
+    put_copies(table, (kva_copies){handle, plane, copies});
+    table->other_count++;
+    return 1;
+}
+
+uint32_t kva_copies_get(const kva_handles *table, uint32_t place, uint32_t plane)
+{
+    uint8_t mark = table->marks[place];
+    if (plane == 0 && (mark & KVA_COPIES) != KVA_MANY)
+        return mark & KVA_COPIES;
+    if (plane != 0 && !(mark & KVA_OTHERS))
+        return 0;
+    uint32_t at = find_copies(table, table->handles[place], plane);
+    return at == KVA_NOT_FOUND ? 0 : table->others[at].copies;
+}
+
+uint32_t kva_next_plane(const kva_handles *table, uint32_t plane)
+{
+    for (uint32_t word = plane / 64; word < KVA_MAX_PLANES / 64; word++) {
+        uint64_t bits = table->planes[word];
+        if (word == plane / 64)
+            bits &= ~(uint64_t)0 << (plane % 64);
+        if (bits)
+            return word * 64 + (uint32_t)__builtin_ctzll(bits);
+    }
+    return KVA_MAX_PLANES;
+}
+
+static int has_others(const kva_handles *table, uint64_t handle)
+{
+    for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
+        if (find_copies(table, handle, plane) != KVA_NOT_FOUND)
+            return 1;
+    return 0;
+}
+
+int kva_copies_set(kva_handles *table, uint32_t place, uint32_t plane, uint32_t copies)
+{
+    uint8_t *mark = &table->marks[place];
+    uint64_t handle = table->handles[place];
+    if (plane == 0) {
+        uint32_t small = copies < KVA_MANY ? copies : KVA_MANY;
+        int was_many = (*mark & KVA_COPIES) == KVA_MANY;
+        if (small == KVA_MANY ? !set_copies(table, handle, 0, copies) : was_many && !set_copies(table, handle, 0, 0))
+            return 0;
+        *mark = (uint8_t)(((uint32_t)*mark & ~(uint32_t)KVA_COPIES) | small);
+        return 1;
+    }
+    if (!set_copies(table, handle, plane, copies))
+        return 0;
+    if (copies) {
+        table->planes[plane / 64] |= (uint64_t)1 << (plane % 64);
+        *mark |= KVA_OTHERS;
+    } else if (!has_others(table, handle))
+        *mark &= (uint8_t)~KVA_OTHERS;
+    return 1;
+}
+
+void kva_handles_free(kva_handles *table)
+{
+    kva_budget *budget = table->budget;
+    kva_give_back(budget, table->handles, (size_t)kva_handle_bytes(table->capacity));
+    kva_give_back(budget, table->others, sizeof(kva_copies) * table->other_capacity);
+    memset(table, 0, sizeof *table);
+    table->budget = budget;
+}

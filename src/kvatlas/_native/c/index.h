@@ -1,0 +1,129 @@
+/* The fleet index: workers' books over planes of residency, in one budget of memory.
+
+   A plane is one KV cache group in one medium; plane 0 is the first group of the device. A worker is a small number, its
+   bit in every set. What is refused for want of memory is counted and leaves the index claiming less, never more. */
+#ifndef KVA_INDEX_H
+#define KVA_INDEX_H
+
+#include "chain.h"
+#include "column.h"
+#include "flat.h"
+#include "xxh3.h"
+
+typedef struct {
+    uint64_t stored, removed, unknown_removals; /* blocks */
+    uint64_t unpaired;                           /* blocks whose tokens their event does not prove */
+    uint64_t refused;                            /* blocks not recorded, or not claimed, for want of memory */
+    uint64_t forgotten;                          /* blocks given up to make room */
+    int64_t resident, unkeyed;                   /* levels: (block, plane) pairs; blocks of unknown key */
+} kva_counts;
+
+enum { KVA_MAX_NAME = 47, KVA_MAX_PROFILES = 16 };
+
+typedef struct {
+    uint8_t given, length;
+    char text[KVA_MAX_NAME];
+} kva_name;
+
+/* Events that apply without asking (see apply.h): where they say they are, and the plane that is. */
+typedef struct {
+    kva_name medium, kind;
+    int has_group, has_window;
+    uint64_t group, window;
+    uint32_t plane;
+} kva_profile;
+
+typedef struct {
+    uint32_t worker;
+    uint32_t profile_count;
+    kva_profile profiles[KVA_MAX_PROFILES];
+    int counting; /* whether a repeated store is one more copy */
+    uint64_t root_key;
+    kva_handles tables[KVA_TABLES];
+    kva_counts counts;
+} kva_column;
+
+typedef struct {
+    kva_budget budget;
+    kva_sets sets;
+    kva_flat *planes[KVA_MAX_PLANES];
+    kva_column *columns[KVA_MAX_WORKERS];
+    uint32_t plane_count, worker_words; /* words of a row with a bit for every worker that ever was */
+    uint64_t ticks;                     /* grows with stores and finds; a stamp is some of its upper bits */
+    kva_xxh3_key key;
+} kva_index;
+
+enum { KVA_TICKS_PER_STAMP = 1024 };
+
+/* NULL when there is no memory. `max_bytes` 0: no cap. */
+kva_index *kva_index_new(uint64_t seed, size_t max_bytes);
+void kva_index_free(kva_index *index);
+
+/* The number of a new plane; KVA_MAX_PLANES when there is no room or memory. */
+uint32_t kva_index_add_plane(kva_index *index);
+
+/* A new column with the lowest free number; NULL when all are taken or there is no memory. */
+kva_column *kva_index_add_worker(kva_index *index, uint64_t root_key, int counting);
+void kva_index_drop_worker(kva_index *index, kva_column *column);
+
+/* One more copy of each block; their keys stay as they are. */
+void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count);
+
+/* Give blocks their keys, where they have none. Writes the positions of those somebody waited for, who then no longer
+   waits, and returns their number. */
+size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
+                       uint32_t *woken);
+
+/* One copy less of each block. */
+void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count);
+
+/* 1 and the block key of a resident block; 0 when it is not resident or has no key. */
+int kva_column_key(const kva_column *column, uint64_t handle, uint64_t *key);
+
+/* Remember that somebody waits for a handle's key, or no longer does. 0 when there is no memory. */
+int kva_column_wait(kva_column *column, uint64_t handle);
+void kva_column_stop_waiting(kva_column *column, uint64_t handle);
+
+/* Forget all copies in the planes whose byte is not 0, and who waits. O(blocks of the worker). */
+void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *planes);
+void kva_column_forget_all(kva_index *index, kva_column *column);
+
+/* The same for one entry. Returns 1 when the entry went: its place may then hold another one. */
+int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *table, uint32_t place,
+                            const uint8_t *planes);
+
+/* Forget about `count` blocks, those without a key first, then those longest without use. Returns how many went. */
+size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count);
+
+/* A walk along a chain: which workers still hold every block. */
+typedef struct {
+    uint32_t worker, blocks;
+} kva_hit;
+
+typedef struct {
+    kva_index *index;
+    kva_flat *plane;
+    kva_hit *hits; /* room for every worker asked about */
+    size_t hit_count;
+    uint32_t blocks, set, words;
+    uint64_t alive[KVA_WORKER_WORDS];
+} kva_walk;
+
+/* `asked`: a bit for each worker asked about, `words` words. */
+void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words, kva_hit *hits);
+
+/* The next blocks of the chain. 0 when nobody holds them all any more: later blocks change nothing. */
+int kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count);
+
+/* The same for token ids: hashed a few blocks ahead, no further than somebody holds them, and at most `limit` blocks. */
+kva_status kva_walk_tokens(kva_walk *walk, const kva_tokens *tokens, size_t block_size, uint64_t parent, size_t limit);
+
+/* Write down those who hold the whole chain. `hits` is then complete: workers that hold at least the first block. */
+void kva_walk_end(kva_walk *walk);
+
+static inline uint32_t kva_index_stamp(const kva_index *index)
+{
+    return (uint32_t)(index->ticks / KVA_TICKS_PER_STAMP);
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* Giving knowledge up to make room: what matches nothing first, then what was longest without use. */
+#include "index.h"
+
+#include <stdlib.h>
+
+enum { SAMPLE_OF_TABLE = 64 };
+
+/* When an entry was last of use; 0 for one that no prompt can match. */
+static uint32_t stamp_of(kva_index *index, const kva_handles *table, uint32_t place)
+{
+    uint8_t mark = table->marks[place];
+    kva_slot *slot = NULL;
+    if (mark & KVA_KEYED && mark & KVA_COPIES)
+        slot = kva_flat_slot(index->planes[0], table->keys[place]);
+    return slot ? slot->stamp : 0;
+}
+
+static int by_value(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* The stamp up to which about `share` of the entries lie, from a sample. */
+static uint32_t stamp_below(kva_index *index, const kva_column *column, double share)
+{
+    uint32_t stamps[KVA_TABLES * SAMPLE_OF_TABLE], found = 0;
+    for (uint32_t i = 0; i < KVA_TABLES; i++) {
+        const kva_handles *table = &column->tables[i];
+        uint32_t stride = table->capacity / SAMPLE_OF_TABLE + 1;
+        for (uint32_t place = 0; place < table->capacity; place += stride)
+            if (table->marks[place])
+                stamps[found++] = stamp_of(index, table, place);
+    }
+    if (!found)
+        return UINT32_MAX;
+    qsort(stamps, found, sizeof *stamps, by_value);
+    return stamps[(uint32_t)((double)(found - 1) * (share < 1 ? share : 1))];
+}
+
+size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count)
+{
+    size_t entries = 0, gone = 0;
+    for (uint32_t i = 0; i < KVA_TABLES; i++)
+        entries += column->tables[i].count;
+    if (!entries || !count)
+        return 0;
+    uint32_t limit = stamp_below(index, column, (double)count / (double)entries);
+    for (uint32_t i = 0; i < KVA_TABLES; i++) {
+        kva_handles *table = &column->tables[i];
+        size_t quota = count * (i + 1) / KVA_TABLES; /* every table gives its part, so that every table shrinks */
+        for (uint32_t place = 0; place < table->capacity && gone < quota;) {
+            if (table->marks[place] && stamp_of(index, table, place) <= limit &&
+                kva_column_forget_entry(index, column, table, place, NULL))
+                gone++; /* another entry may have moved here */
+            else
+                place++;
+        }
+        kva_handles_shrink(table, 2);
+    }
+    column->counts.forgotten += gone;
+    return gone;
+}

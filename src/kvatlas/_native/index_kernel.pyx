@@ -1,0 +1,430 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""The fleet index's C core for Python. What each method means is told in `_pure_index`.
+
+Nothing is decided here. Arguments are checked by the functions the Python twin uses, so that both accept and refuse the
+same things. One writer: every call runs on the thread that owns the index, and none lets another run meanwhile.
+"""
+
+from array import array
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport calloc
+from libc.string cimport memcpy, memset
+
+from kvatlas._native.arguments import (
+    MAX_PLANES,
+    MAX_WORKERS,
+    count_blocks,
+    index_full,
+    no_such_plane,
+    no_such_worker,
+    require_pairs,
+    require_u64,
+)
+
+include "tokens.pxi"
+
+
+cdef extern from "xxh3.h":
+    ctypedef struct kva_xxh3_key:
+        pass
+
+    uint64_t kva_xxh3_64(const kva_xxh3_key *key, const uint8_t *data, size_t length)
+
+
+cdef extern from "index.h":
+    enum:
+        KVA_MAX_PLANES
+        KVA_TABLES
+
+    ctypedef struct kva_budget:
+        size_t used
+        size_t cap
+        size_t refused
+
+    ctypedef struct kva_set:
+        pass
+
+    ctypedef struct kva_sets:
+        kva_set *sets
+
+    ctypedef struct kva_slot:
+        uint32_t set
+
+    ctypedef struct kva_flat:
+        size_t count
+
+    ctypedef struct kva_handles:
+        uint32_t count
+
+    ctypedef struct kva_counts:
+        uint64_t stored, removed, unknown_removals, unpaired, refused, forgotten
+        int64_t resident, unkeyed
+
+    ctypedef struct kva_column:
+        uint32_t worker
+        uint64_t root_key
+        kva_handles *tables
+        kva_counts counts
+
+    ctypedef struct kva_index:
+        kva_budget budget
+        kva_sets sets
+        kva_flat **planes
+        kva_column **columns
+        uint32_t plane_count, worker_words
+        kva_xxh3_key key
+
+    ctypedef struct kva_hit:
+        uint32_t worker, blocks
+
+    ctypedef struct kva_walk:
+        size_t hit_count
+
+    kva_index *kva_index_new(uint64_t seed, size_t max_bytes)
+    void kva_index_free(kva_index *index)
+    uint32_t kva_index_add_plane(kva_index *index)
+    kva_column *kva_index_add_worker(kva_index *index, uint64_t root_key, bint counting)
+    void kva_index_drop_worker(kva_index *index, kva_column *column)
+    void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles,
+                               size_t count)
+    size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys,
+                           size_t count, uint32_t *woken)
+    void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count)
+    bint kva_column_key(const kva_column *column, uint64_t handle, uint64_t *key)
+    bint kva_column_wait(kva_column *column, uint64_t handle)
+    void kva_column_stop_waiting(kva_column *column, uint64_t handle)
+    void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *planes)
+    void kva_column_forget_all(kva_index *index, kva_column *column)
+    size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count)
+    kva_slot *kva_flat_slot(kva_flat *flat, uint64_t key)
+    bint kva_set_has(const kva_sets *sets, uint32_t set, uint32_t worker)
+    void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words,
+                        kva_hit *hits)
+    bint kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count)
+    kva_status kva_walk_tokens(kva_walk *walk, const kva_tokens *tokens, size_t block_size, uint64_t parent,
+                               size_t limit)
+    void kva_walk_end(kva_walk *walk)
+
+
+cdef extern from "apply.h":
+    enum:
+        KVA_MAX_NAME
+
+    ctypedef enum kva_applied:
+        KVA_ALL_APPLIED
+        KVA_NEEDS_HELP
+        KVA_SOMEBODY_WOKE
+        KVA_APPLY_NO_MEMORY
+
+    ctypedef struct kva_event:
+        size_t start, end
+
+    ctypedef struct kva_batch:
+        bint has_rank
+        int64_t rank
+        size_t event_count, index
+
+    ctypedef struct kva_woken:
+        uint64_t handle, key
+
+    ctypedef struct kva_applier:
+        kva_event event
+        kva_woken *woken
+        size_t woken_count
+        uint64_t applied
+
+    bint kva_batch_open(kva_batch *batch, const uint8_t *payload, size_t length, size_t max_events, unsigned max_depth)
+    kva_applied kva_apply(kva_index *index, kva_column *column, kva_batch *batch, kva_applier *applier)
+    bint kva_learn(kva_column *column, const char *medium, Py_ssize_t medium_length, bint has_group, uint64_t group,
+                   const char *kind, Py_ssize_t kind_length, bint has_window, uint64_t window, uint32_t plane)
+    void kva_unlearn(kva_column *column)
+    void kva_applier_free(kva_applier *applier)
+
+
+cdef class _Words:
+    """Handle numbers or block keys as 64-bit words; keeps their memory alive."""
+
+    cdef const uint64_t *data
+    cdef Py_ssize_t count
+    cdef Py_buffer view
+    cdef bint viewed
+
+    def __cinit__(self, values):
+        self.viewed = False
+        if not PyObject_CheckBuffer(values):
+            values = array("Q", values)
+        PyObject_GetBuffer(values, &self.view, PyBUF_ND | PyBUF_FORMAT)
+        self.viewed = True
+        cdef kva_token_kind kind
+        if not _kind_of(&self.view, &kind) or self.view.itemsize != 8:
+            raise TypeError(f"expected 64-bit words, got a buffer of format {(<bytes>self.view.format)!r}")
+        self.data = <const uint64_t *>self.view.buf
+        self.count = self.view.len // 8
+
+    def __dealloc__(self):
+        if self.viewed:
+            PyBuffer_Release(&self.view)
+
+
+cdef class Batch:
+    """One batch of events, read as far as its shape; see `IndexCore.open_batch`."""
+
+    cdef kva_batch c
+    cdef bytes payload
+
+    @property
+    def rank(self):
+        """Its data-parallel rank; None when it names none."""
+        return self.c.rank if self.c.has_rank else None
+
+    @property
+    def event_count(self):
+        """Events in it, of any kind."""
+        return self.c.event_count
+
+    @property
+    def position(self):
+        """Number of the event that `apply` reads next."""
+        return self.c.index
+
+
+cdef class IndexCore:
+    cdef kva_index *c
+    cdef kva_hit *hits
+    cdef kva_applier applier
+    cdef list names
+    cdef readonly size_t max_bytes
+
+    def __cinit__(self, seed, size_t max_bytes=0):
+        require_u64("the seed", seed)
+        memset(&self.applier, 0, sizeof(kva_applier))
+        self.max_bytes = max_bytes
+        self.names = [None] * MAX_WORKERS
+        self.c = kva_index_new(seed, max_bytes)
+        self.hits = <kva_hit *>calloc(MAX_WORKERS, sizeof(kva_hit))
+        if self.c == NULL or self.hits == NULL:
+            raise MemoryError("not enough memory for an empty index: is max_bytes too small?")
+
+    def __dealloc__(self):
+        kva_applier_free(&self.applier)
+        kva_index_free(self.c)
+        free(self.hits)
+
+    cdef kva_column *column(self, Py_ssize_t worker) except NULL:
+        if not 0 <= worker < MAX_WORKERS or self.c.columns[worker] == NULL:
+            raise no_such_worker(worker)
+        return self.c.columns[worker]
+
+    cdef uint32_t plane(self, Py_ssize_t plane) except? 0xFFFFFFFF:
+        if not 0 <= plane < <Py_ssize_t>self.c.plane_count:
+            raise no_such_plane(plane, self.c.plane_count)
+        return <uint32_t>plane
+
+    def add_plane(self):
+        if self.c.plane_count == KVA_MAX_PLANES:
+            raise index_full("planes", MAX_PLANES)
+        plane = kva_index_add_plane(self.c)
+        if plane == KVA_MAX_PLANES:
+            raise MemoryError
+        return plane
+
+    def add_worker(self, str name, root_key, /, *, bint counting):
+        require_u64("a root key", root_key)
+        cdef kva_column *column = kva_index_add_worker(self.c, root_key, counting)
+        if column == NULL:
+            if None not in self.names:
+                raise index_full("workers", MAX_WORKERS)
+            raise MemoryError
+        self.names[column.worker] = name
+        return column.worker
+
+    def drop_worker(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        kva_unlearn(column)
+        kva_index_drop_worker(self.c, column)
+        self.names[worker] = None
+
+    def handle_numbers(self, handles, /):
+        cdef uint64_t number
+        numbers = array("Q", bytes(8 * len(handles)))
+        cdef _Words words = _Words(numbers)
+        cdef uint64_t *out = <uint64_t *>words.data
+        cdef Py_ssize_t i = 0
+        for handle in handles:
+            if type(handle) is bytes:
+                number = kva_xxh3_64(&self.c.key, <const uint8_t *>PyBytes_AsString(handle),
+                                     <size_t>PyBytes_Size(handle))
+            else:
+                number = <uint64_t>(handle & 0xFFFFFFFFFFFFFFFF)
+            out[i] = number
+            i += 1
+        return numbers
+
+    def add_copies(self, Py_ssize_t worker, Py_ssize_t plane, numbers, /):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words words = _Words(numbers)
+        kva_column_add_copies(self.c, column, self.plane(plane), words.data, words.count)
+
+    def join(self, Py_ssize_t worker, numbers, block_keys, /):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words words = _Words(numbers)
+        cdef _Words keys = _Words(block_keys)
+        require_pairs(words.count, keys.count)
+        cdef uint32_t *woken = <uint32_t *>malloc(sizeof(uint32_t) * (words.count + 1))
+        if woken == NULL:
+            raise MemoryError
+        cdef size_t count = kva_column_join(self.c, column, words.data, keys.data, words.count, woken)
+        positions = [woken[i] for i in range(count)]
+        free(woken)
+        return positions
+
+    def remove_copies(self, Py_ssize_t worker, Py_ssize_t plane, numbers, /):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words words = _Words(numbers)
+        kva_column_remove(self.c, column, self.plane(plane), words.data, words.count)
+
+    def key_of(self, Py_ssize_t worker, uint64_t number, /):
+        cdef uint64_t key
+        return key if kva_column_key(self.column(worker), number, &key) else None
+
+    def wait(self, Py_ssize_t worker, uint64_t number, /):
+        if not kva_column_wait(self.column(worker), number):
+            self.column(worker).counts.refused += 1
+
+    def stop_waiting(self, Py_ssize_t worker, uint64_t number, /):
+        kva_column_stop_waiting(self.column(worker), number)
+
+    def forget(self, Py_ssize_t worker, planes, /):
+        cdef uint8_t row[256]
+        memset(row, 0, sizeof(row))
+        for plane in planes:
+            row[self.plane(plane)] = 1
+        kva_column_forget(self.c, self.column(worker), row)
+
+    def forget_all(self, Py_ssize_t worker, /):
+        kva_column_forget_all(self.c, self.column(worker))
+
+    def forget_oldest(self, Py_ssize_t worker, size_t count, /):
+        return kva_column_forget_oldest(self.c, self.column(worker), count)
+
+    def counts(self, Py_ssize_t worker, /):
+        cdef kva_counts *c = &self.column(worker).counts
+        return (c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten, c.resident, c.unkeyed)
+
+    def entries(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        cdef size_t total = 0
+        for i in range(KVA_TABLES):
+            total += column.tables[i].count
+        return total
+
+    @property
+    def blocks(self):
+        cdef size_t total = 0
+        for i in range(self.c.plane_count):
+            total += self.c.planes[i].count
+        return total
+
+    @property
+    def used_bytes(self):
+        return self.c.budget.used
+
+    cdef dict found(self, kva_walk *walk):
+        cdef dict result = {}
+        cdef size_t i
+        for i in range(walk.hit_count):
+            name = self.names[self.hits[i].worker]
+            if name is not None:
+                result[name] = self.hits[i].blocks
+        return result
+
+    cdef int begin(self, kva_walk *walk, Py_ssize_t plane, bytes asked) except -1:
+        cdef uint64_t words[64]
+        cdef Py_ssize_t length = PyBytes_Size(asked)
+        if length > <Py_ssize_t>sizeof(words):
+            length = sizeof(words)
+        memset(words, 0, sizeof(words))
+        memcpy(words, PyBytes_AsString(asked), <size_t>length)
+        kva_walk_begin(walk, self.c, self.plane(plane), words, 64, self.hits)
+        return 0
+
+    def find(self, Py_ssize_t plane, block_keys, bytes asked not None, /):
+        cdef kva_walk walk
+        cdef _Words keys = _Words(block_keys)
+        self.begin(&walk, plane, asked)
+        kva_walk_on(&walk, keys.data, <size_t>keys.count)
+        kva_walk_end(&walk)
+        return self.found(&walk)
+
+    def find_tokens(self, Py_ssize_t plane, token_ids, block_size, root_key, Py_ssize_t limit_blocks,
+                    bytes asked not None, /):
+        cdef kva_walk walk
+        self.plane(plane)
+        cdef _Tokens tokens = _Tokens(token_ids)
+        count_blocks(<Py_ssize_t>tokens.c.count, block_size)
+        require_u64("a root key", root_key)
+        self.begin(&walk, plane, asked)
+        cdef kva_status status = kva_walk_tokens(&walk, &tokens.c, block_size, root_key,
+                                                 <size_t>limit_blocks if limit_blocks > 0 else 0)
+        if status == KVA_NO_MEMORY:
+            raise MemoryError
+        if status == KVA_BAD_TOKEN:
+            raise bad_token_ids(token_ids, "a value is negative or too large")
+        kva_walk_end(&walk)
+        return self.found(&walk)
+
+    def held(self, Py_ssize_t plane, Py_ssize_t worker, block_keys, /):
+        self.column(worker)
+        cdef kva_flat *flat = self.c.planes[self.plane(plane)]
+        cdef _Words keys = _Words(block_keys)
+        cdef bytes row = PyBytes_FromStringAndSize(NULL, keys.count)
+        cdef char *out = PyBytes_AsString(row)
+        cdef kva_slot *slot
+        for i in range(keys.count):
+            slot = kva_flat_slot(flat, keys.data[i])
+            out[i] = slot != NULL and kva_set_has(&self.c.sets, slot.set, <uint32_t>worker)
+        return row
+
+    # -- straight from bytes --
+
+    def open_batch(self, payload, size_t max_events, unsigned max_depth, /):
+        """Return a batch that `apply` can read, or None when it is of another form, or none at all: Python decodes it."""
+        if type(payload) is not bytes:
+            return None
+        cdef Batch batch = Batch.__new__(Batch)
+        if not kva_batch_open(&batch.c, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload),
+                              max_events, max_depth):
+            return None
+        batch.payload = payload
+        return batch
+
+    def apply(self, Py_ssize_t worker, Batch batch not None, /):
+        """Apply a batch's events, from where it stands, as far as they are of a learnt profile.
+
+        Returns:
+            None when all are applied; the bytes of an event to be decoded and applied by Python before going on; or a
+            list of (number, block key) of blocks that were waited for and now have keys, to be joined before going on.
+        """
+        cdef kva_applied outcome = kva_apply(self.c, self.column(worker), &batch.c, &self.applier)
+        if outcome == KVA_ALL_APPLIED:
+            return None
+        if outcome == KVA_NEEDS_HELP:
+            return batch.payload[self.applier.event.start : self.applier.event.end]
+        if outcome == KVA_SOMEBODY_WOKE:
+            return [(self.applier.woken[i].handle, self.applier.woken[i].key) for i in range(self.applier.woken_count)]
+        raise MemoryError
+
+    def learn(self, Py_ssize_t worker, medium, group, kind, window, Py_ssize_t plane, /):
+        cdef kva_column *column = self.column(worker)
+        cdef bytes medium_text = b"" if medium is None else medium.encode("utf-8", "surrogatepass")
+        cdef bytes kind_text = b"" if kind is None else kind.encode("utf-8", "surrogatepass")
+        kva_learn(column,
+                  NULL if medium is None else <const char *>PyBytes_AsString(medium_text), PyBytes_Size(medium_text),
+                  group is not None, 0 if group is None else group,
+                  NULL if kind is None else <const char *>PyBytes_AsString(kind_text), PyBytes_Size(kind_text),
+                  window is not None, 0 if window is None else window, self.plane(plane))
+
+    def unlearn(self, Py_ssize_t worker, /):
+        kva_unlearn(self.column(worker))

@@ -1,0 +1,111 @@
+"""Matching a prompt: which workers hold how much of it, by the rules of each worker's KV cache groups."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from kvatlas._native import IndexCore
+from kvatlas.hashing import BlockKeyHasher, RequestExtras
+from kvatlas.index.column import WorkerColumn
+from kvatlas.index.match import GroupProfile, WorkerMatch, joint_hit_blocks, max_hit_blocks
+from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Planes
+
+__all__ = ["PromptMatcher"]
+
+_FIRST_BLOCKS = 32
+
+
+def worker_bits(columns: Mapping[str, WorkerColumn]) -> bytes:
+    """One bit for each worker, lowest first, in whole 8-byte words."""
+    bits = 0
+    for column in columns.values():
+        bits |= column.bit
+    return bits.to_bytes((bits.bit_length() + 63) // 64 * 8, "little")
+
+
+class PromptMatcher:
+    """Finds one prompt in the columns of workers that share a block size and a root key.
+
+    Args:
+        token_ids: the prompt, int[num_tokens].
+        extras: LoRA, images, salt: part of what a block's content is.
+    """
+
+    __slots__ = ("_core", "_extras", "_hasher", "_keys", "_limit", "_planes", "_root_key", "_size", "_token_ids")
+
+    def __init__(
+        self,
+        core: IndexCore,
+        planes: Planes,
+        hasher: BlockKeyHasher,
+        token_ids: Sequence[int],
+        extras: RequestExtras,
+        block_size: int,
+        root_key: int,
+    ) -> None:
+        self._core = core
+        self._planes = planes
+        self._hasher = hasher
+        self._token_ids = token_ids
+        self._extras = extras
+        self._size = block_size
+        self._root_key = root_key
+        self._limit = max_hit_blocks(len(token_ids), block_size)
+        self._keys: array[int] | None = None
+
+    def match(self, columns: Mapping[str, WorkerColumn]) -> dict[str, WorkerMatch]:
+        """Each worker's match; 0 tokens is an answer too."""
+        simple = {worker_id: column for worker_id, column in columns.items() if column.only_full}
+        device = self._find(DEVICE_PLANE, simple) if simple else {}
+        media: dict[str, dict[str, int]] = {}
+        for medium in {medium for column in columns.values() for medium in column.other_media}:
+            plane = self._planes.known((medium, 0))
+            having = {worker_id: column for worker_id, column in columns.items() if medium in column.other_media}
+            media[medium] = {} if plane is None else self._find(plane, having)
+        found = {}
+        for worker_id, column in columns.items():
+            blocks = device.get(worker_id, 0) if column.only_full else self._joint_hit(column)
+            tiers = {DEFAULT_MEDIUM: blocks * self._size}
+            for medium in column.other_media:
+                tiers[medium] = media[medium].get(worker_id, 0) * self._size
+            found[worker_id] = WorkerMatch(blocks * self._size, blocks, self._size, tiers, exact=column.is_exact)
+        return found
+
+    def _find(self, plane: int, columns: Mapping[str, WorkerColumn]) -> dict[str, int]:
+        asked = worker_bits(columns)
+        if self._extras.is_empty:
+            return self._core.find_tokens(plane, self._token_ids, self._size, self._root_key, self._limit, asked)
+        return self._find_with_extras(plane, asked)
+
+    def _find_with_extras(self, plane: int, asked: bytes) -> dict[str, int]:
+        """Hashed in growing steps, no further than needed: extra keys cost more than tokens."""
+        source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
+        keys = array("Q")
+        while True:
+            step = min(max(len(keys), _FIRST_BLOCKS), self._limit - len(keys))
+            keys.extend(islice(source, step))
+            found = self._core.find(plane, keys, asked)
+            if len(keys) >= self._limit or max(found.values(), default=0) < len(keys):
+                return found
+
+    def _all_keys(self) -> "array[int]":
+        if self._keys is None:
+            source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
+            self._keys = array("Q", islice(source, self._limit))
+        return self._keys
+
+    def _joint_hit(self, column: WorkerColumn) -> int:
+        profiles = tuple(GroupProfile(group, kind, window) for group, (kind, window) in sorted(column.groups.items()))
+        rows = {profile.group_id: self._held(column, profile.group_id) for profile in profiles}
+        full = self._limit
+        for profile in profiles:
+            if profile.is_full:
+                hole = rows[profile.group_id].find(0)
+                full = min(full, self._limit if hole < 0 else hole)
+        return joint_hit_blocks(profiles, full, lambda group, block: rows[group][block] != 0, self._size)
+
+    def _held(self, column: WorkerColumn, group_id: int) -> bytes:
+        plane = self._planes.known((DEFAULT_MEDIUM, group_id))
+        if plane is None:
+            return bytes(self._limit)
+        return self._core.held(plane, column.number, self._all_keys())

@@ -1,0 +1,95 @@
+"""Living within a cap: which knowledge goes first when memory runs short."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kvatlas._native import IndexCore
+from kvatlas.index.column import WorkerColumn
+
+__all__ = ["MemoryKeeper", "MemoryStats"]
+
+_RELIEF_AT = 15 / 16
+_SHARE_GIVEN_UP = 8
+_LEAST_BLOCKS = 1024
+_CALLS_PER_CHECK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """What the index holds.
+
+    Attributes:
+        used_bytes: memory taken, tables as allocated and waiting runs by their tokens.
+        max_bytes: the cap; None for none.
+        entries: (handle, worker) pairs.
+        blocks: (plane, block key) pairs that somebody holds.
+        refused_blocks: blocks not recorded for want of memory, ever.
+        forgotten_blocks: blocks given up to make room, ever.
+    """
+
+    used_bytes: int
+    max_bytes: int | None
+    entries: int
+    blocks: int
+    refused_blocks: int
+    forgotten_blocks: int
+
+
+class MemoryKeeper:
+    """Gives up the least valuable knowledge when the index comes close to its cap.
+
+    First what matches nothing: runs that wait for an unknown parent. Then blocks of the worker that has most of them,
+    those longest without use first. What is given up is claimed no more, so predictions err low, and the worker's
+    matches say that they are not exact.
+    """
+
+    __slots__ = ("_calls", "_checked_bytes", "_core", "_relief_bytes", "max_bytes")
+
+    def __init__(self, core: IndexCore, max_bytes: int | None) -> None:
+        self._core = core
+        self.max_bytes = max_bytes
+        self._relief_bytes = None if max_bytes is None else int(max_bytes * _RELIEF_AT)
+        self._checked_bytes = -1
+        self._calls = 0
+
+    def relieve(self, columns: Collection[WorkerColumn]) -> None:
+        """Make room when there is little left. Call it after every batch.
+
+        Cost: O(1) while no table grew, except for every 256th call, which costs O(workers); O(blocks of the largest
+        worker) when room is made.
+        """
+        if self._relief_bytes is None:
+            return
+        self._calls += 1
+        if self._core.used_bytes == self._checked_bytes and self._calls % _CALLS_PER_CHECK:
+            return
+        self._make_room(columns, self._relief_bytes)
+        self._checked_bytes = self._core.used_bytes
+
+    def _make_room(self, columns: Collection[WorkerColumn], relief_bytes: int) -> None:
+        while self._used_bytes(columns) > relief_bytes:
+            waiting = max(columns, key=lambda column: column.orphans.blocks_now, default=None)
+            if waiting is not None and waiting.orphans.blocks_now:
+                waiting.drop_orphans(waiting.orphans.blocks_now // 2)
+                continue
+            largest = max(columns, key=lambda column: self._core.entries(column.number), default=None)
+            if largest is None:
+                return
+            share = max(self._core.entries(largest.number) // _SHARE_GIVEN_UP, _LEAST_BLOCKS)
+            if not self._core.forget_oldest(largest.number, share):
+                return
+
+    def _used_bytes(self, columns: Collection[WorkerColumn]) -> int:
+        return self._core.used_bytes + sum(column.orphans.used_bytes for column in columns)
+
+    def stats(self, columns: Collection[WorkerColumn]) -> MemoryStats:
+        """The state as it stands. Cost: O(workers)."""
+        stats = [column.stats for column in columns]
+        return MemoryStats(
+            used_bytes=self._used_bytes(columns),
+            max_bytes=self.max_bytes,
+            entries=sum(self._core.entries(column.number) for column in columns),
+            blocks=self._core.blocks,
+            refused_blocks=sum(each.refused_blocks for each in stats),
+            forgotten_blocks=sum(each.forgotten_blocks for each in stats),
+        )

@@ -1,0 +1,88 @@
+"""Runs of blocks whose parent is not known yet: kept, within bounds, until its key is."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvatlas.hashing import BlockExtras
+
+__all__ = ["OrphanPool", "Run"]
+
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive blocks of one store event.
+
+    Attributes:
+        numbers: their handles.
+        token_ids: len(numbers) * block_size ids.
+        extras: one for each block.
+    """
+
+    numbers: "array[int]"
+    token_ids: Sequence[int]
+    extras: tuple[BlockExtras, ...]
+    block_size: int
+
+
+class OrphanPool:
+    """Waiting runs of one worker, by the handle they wait for.
+
+    Args:
+        max_blocks: how many blocks may wait; beyond it the oldest wait ends and is counted.
+    """
+
+    __slots__ = ("_max_blocks", "_waiting", "blocks_now", "dropped_blocks", "used_bytes", "waited_blocks")
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._waiting: OrderedDict[int, list[Run]] = OrderedDict()
+        self.blocks_now = 0
+        self.waited_blocks = 0
+        """Blocks that ever waited."""
+        self.dropped_blocks = 0
+        """Blocks whose wait was ended for want of room."""
+        self.used_bytes = 0
+        """What the waiting runs hold, by their token ids."""
+
+    def add(self, parent: int, run: Run) -> list[int]:
+        """Have a run wait for a handle.
+
+        Returns:
+            Handles that nobody waits for any more, since the pool was full.
+        """
+        self._waiting.setdefault(parent, []).append(run)
+        self.waited_blocks += len(run.numbers)
+        self._count(run, 1)
+        return self.shrink(self._max_blocks)
+
+    def shrink(self, max_blocks: int) -> list[int]:
+        """End the oldest waits until at most `max_blocks` wait. Returns the handles nobody waits for any more."""
+        given_up = []
+        while self.blocks_now > max_blocks:
+            parent, dropped = self._waiting.popitem(last=False)
+            for run in dropped:
+                self.dropped_blocks += len(run.numbers)
+                self._count(run, -1)
+            given_up.append(parent)
+        return given_up
+
+    def take(self, parent: int) -> list[Run]:
+        """The runs that wait for a handle; they no longer do."""
+        runs = self._waiting.pop(parent, [])
+        for run in runs:
+            self._count(run, -1)
+        return runs
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._waiting.clear()
+        self.blocks_now = 0
+        self.used_bytes = 0
+
+    def _count(self, run: Run, sign: int) -> None:
+        self.blocks_now += sign * len(run.numbers)
+        self.used_bytes += sign * _WORD_BYTES * (len(run.token_ids) + len(run.numbers))
