@@ -38,6 +38,20 @@ static uint32_t stamp_below(kva_index *index, const kva_column *column, double s
     return stamps[(uint32_t)((double)(found - 1) * (share < 1 ? share : 1))];
 }
 
+/* Forget up to `count` entries of one table whose stamp is below `limit`. */
+static size_t forget_below(kva_index *index, kva_column *column, kva_handles *table, uint64_t limit, size_t count)
+{
+    size_t gone = 0;
+    for (uint32_t place = 0; place < table->capacity && gone < count;) {
+        if (table->marks[place] && stamp_of(index, table, place) < limit &&
+            kva_column_forget_entry(index, column, table, place, NULL))
+            gone++; /* another entry may have moved here */
+        else
+            place++;
+    }
+    return gone;
+}
+
 size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count)
 {
     size_t entries = 0, gone = 0;
@@ -45,18 +59,14 @@ size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t cou
         entries += column->tables[i].count;
     if (!entries || !count)
         return 0;
-    uint32_t limit = stamp_below(index, column, (double)count / (double)entries);
+    uint64_t limit = stamp_below(index, column, (double)count / (double)entries);
+    for (uint32_t i = 0; i < KVA_TABLES; i++)
+        gone += forget_below(index, column, &column->tables[i], limit, count - gone);
+    size_t first = gone; /* of those of the very age every table gives its part */
     for (uint32_t i = 0; i < KVA_TABLES; i++) {
-        kva_handles *table = &column->tables[i];
-        size_t quota = count * (i + 1) / KVA_TABLES; /* every table gives its part, so that every table shrinks */
-        for (uint32_t place = 0; place < table->capacity && gone < quota;) {
-            if (table->marks[place] && stamp_of(index, table, place) <= limit &&
-                kva_column_forget_entry(index, column, table, place, NULL))
-                gone++; /* another entry may have moved here */
-            else
-                place++;
-        }
-        kva_handles_shrink(table, 2);
+        size_t quota = first + (count - first) * (i + 1) / KVA_TABLES;
+        gone += forget_below(index, column, &column->tables[i], limit + 1, quota - gone);
+        kva_handles_shrink(&column->tables[i], 2);
     }
     column->counts.forgotten += gone;
     return gone;
