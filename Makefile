@@ -4,6 +4,8 @@
 PYTHON ?= python3
 REAL_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 WORKERS ?= 2
+FUZZ_SECONDS ?= 10
+FUZZ_SEED ?= 1
 
 BIN := .venv/bin
 VENV_STAMP := .venv/.installed
@@ -13,7 +15,7 @@ C_DIR := src/kvatlas/_native/c
 C_FLAGS := -std=c11 -g -O1 -Wall -Wextra -Wconversion -Wshadow -Werror
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize test-real bench clean
+.PHONY: help demo test check sanitize fuzz test-real bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,12 @@ sanitize: ## the C kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(CC) $(C_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I $(C_DIR) \
 	    -o build/kernel_driver tests/native/driver.c $(wildcard $(C_DIR)/*.c)
 	@build/kernel_driver
+
+fuzz: ## damaged event batches to the C scanner under the sanitizers, for FUZZ_SECONDS, repeatable by FUZZ_SEED
+	@mkdir -p build
+	@$(CC) $(C_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I $(C_DIR) \
+	    -o build/fuzz_batch tests/native/fuzz_batch.c $(C_DIR)/batch.c $(C_DIR)/id_runs.c
+	@build/fuzz_batch $(FUZZ_SECONDS) $(FUZZ_SEED)
 
 test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 5 GB of memory)
 	@KVATLAS_REQUIRE_REAL=1 $(BIN)/pytest -q --durations=5 -o faulthandler_timeout=0 tests/real_engine

@@ -377,8 +377,13 @@ void kva_read_numbers(const uint8_t *at, size_t count, uint64_t *numbers)
     }
 }
 
-size_t kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
+int kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
 {
-    kva_ids_read(at, count, words);
-    return count;
+    kva_ids_read(at, at + count, count, words); /* an id is a byte at least */
+    return (int)count;
+}
+
+void kva_batch_tokens(const kva_batch *batch, const kva_event *event, uint64_t *words)
+{
+    kva_ids_read(batch->payload + event->tokens_at, batch->payload + batch->length, event->token_count, words);
 }

@@ -71,7 +71,7 @@ __attribute__((target("ssse3"))) static uint64_t skip_windows(const uint8_t **fr
     const uint8_t *at = *from;
     uint64_t left = count;
     __m128i entry = _mm_setzero_si128(); /* where in the window its first id begins; all bytes are the same */
-    while (left >= WINDOW && end - at >= WINDOW + LONGEST_OUTSIDE) {
+    while (end - at >= WINDOW + LONGEST_OUTSIDE) {
         __m128i codes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)at), EACH(0xcc));
         /* Places are kept with 0x70 added: those outside have bit 7 set, and a shuffle by them gives 0. */
         __m128i next = _mm_add_epi8(_mm_add_epi8(PLACES, EACH(0x71)), bytes_behind(codes));
@@ -81,7 +81,7 @@ __attribute__((target("ssse3"))) static uint64_t skip_windows(const uint8_t **fr
             next = _mm_max_epu8(next, _mm_shuffle_epi8(next, next));
         }
         unsigned ids = (unsigned)_mm_cvtsi128_si32(_mm_shuffle_epi8(passed, entry)) & 0xff;
-        if (ids >= NO_ID)
+        if (ids >= NO_ID || ids > left)
             break;
         left -= ids;
         at += WINDOW;
@@ -92,7 +92,8 @@ __attribute__((target("ssse3"))) static uint64_t skip_windows(const uint8_t **fr
 }
 
 /* Four ids at a step, all of whose heads lie in 16 bytes. The fourth may end outside and is read by itself. */
-__attribute__((target("ssse3"))) static size_t read_fours(const uint8_t **from, size_t count, uint64_t *words)
+__attribute__((target("ssse3"))) static size_t read_fours(const uint8_t **from, const uint8_t *end, size_t count,
+                                                            uint64_t *words)
 {
     enum { LONGEST_FOUR = 20 };
     static const uint32_t value_bits[6] = {0, 0xff, 0xff, 0xffff, 0, 0xffffffff}; /* by the bytes of an id */
@@ -100,7 +101,7 @@ __attribute__((target("ssse3"))) static size_t read_fours(const uint8_t **from, 
     const __m128i backward = _mm_set1_epi32((int)0xfcfdfeffu); /* -1, -2, -3, -4 */
     const uint8_t *at = *from;
     size_t left = count;
-    while (left >= LONGEST_FOUR) { /* so many ids are at least as many bytes: no load reaches past them */
+    while (left >= 4 && end - at >= LONGEST_FOUR) {
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
         __m128i codes = _mm_xor_si128(bytes, EACH(0xcc));
         __m128i behind = bytes_behind(codes);
@@ -137,18 +138,18 @@ uint64_t kva_ids_skip(const uint8_t **at, const uint8_t *end, uint64_t count)
 {
     uint64_t done = 0;
 #ifdef KVA_HAVE_SHUFFLES
-    if (count >= 16 && __builtin_cpu_supports("ssse3"))
+    if (count >= 4 && __builtin_cpu_supports("ssse3"))
         done = skip_windows(at, end, count);
 #endif
     return done + kva_ids_skip_portable(at, end, count - done);
 }
 
-void kva_ids_read(const uint8_t *at, size_t count, uint64_t *words)
+void kva_ids_read(const uint8_t *at, const uint8_t *end, size_t count, uint64_t *words)
 {
     size_t done = 0;
 #ifdef KVA_HAVE_SHUFFLES
-    if (count >= 20 && __builtin_cpu_supports("ssse3"))
-        done = read_fours(&at, count, words);
+    if (count >= 4 && __builtin_cpu_supports("ssse3"))
+        done = read_fours(&at, end, count, words);
 #endif
     kva_ids_read_portable(at, count - done, words + done);
 }

@@ -12,8 +12,9 @@
    by `end`. */
 uint64_t kva_ids_skip(const uint8_t **at, const uint8_t *end, uint64_t count);
 
-/* Read `count` ids into words[count]. Only on a run that `kva_ids_skip` moved over: nothing is checked. */
-void kva_ids_read(const uint8_t *at, size_t count, uint64_t *words);
+/* Read `count` ids into words[count]. Only on a run that `kva_ids_skip` moved over: nothing is checked. Bytes between the run
+   and `end` may be loaded, and do not matter. */
+void kva_ids_read(const uint8_t *at, const uint8_t *end, size_t count, uint64_t *words);
 
 /* The same without the shuffles. */
 uint64_t kva_ids_skip_portable(const uint8_t **at, const uint8_t *end, uint64_t count);
