@@ -43,11 +43,13 @@ static size_t forget_below(kva_index *index, kva_column *column, kva_handles *ta
 {
     size_t gone = 0;
     for (uint32_t place = 0; place < table->capacity && gone < count;) {
-        if (table->marks[place] && stamp_of(index, table, place) < limit &&
-            kva_column_forget_entry(index, column, table, place, NULL))
-            gone++; /* another entry may have moved here */
-        else
+        if (!kva_is_resident(table->marks[place]) || stamp_of(index, table, place) >= limit) {
             place++;
+            continue;
+        }
+        gone++;
+        if (!kva_column_forget_entry(index, column, table, place, NULL))
+            place++; /* else another entry may have moved here */
     }
     return gone;
 }
