@@ -128,7 +128,7 @@ class TestExactness:
             BlockStored(block_hashes=[99], parent_block_hash=98, token_ids=TOKENS[:4], block_size=4, medium="GPU"),
             BlockStored(block_hashes=[99], parent_block_hash=None, token_ids=TOKENS[:8], block_size=4, medium="GPU"),
             BlockStored(block_hashes=[99], parent_block_hash=None, token_ids=[], block_size=0, medium="CPU"),
-            stored(0, 2, group_idx=1, kv_cache_spec_kind="mamba"),
+            stored(0, 2, group_idx=1, kv_cache_spec_kind="unknown"),
         ],
         ids=["orphan", "masked", "another medium", "kind without a rule"],
     )
@@ -350,7 +350,7 @@ class TestGroups:
 
     def test_placeholder_of_another_medium_changes_no_kind(self, index: PrefixIndex) -> None:
         """Offloading stores name a group without its kind: that is not full attention."""
-        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="mamba"))
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="unknown"))
         assert hits(index)["a"] == 0
         index.apply(
             "a",
@@ -362,7 +362,7 @@ class TestGroups:
 
     def test_new_life_may_have_other_groups(self, index: PrefixIndex) -> None:
         """A purge forgets kinds, too."""
-        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="mamba"))
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="unknown"))
         index.purge("a")
         index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
         assert hits(index)["a"] == 16
@@ -370,5 +370,5 @@ class TestGroups:
     def test_unknown_kind_gets_no_credit(self, index: PrefixIndex) -> None:
         """A group whose rule is not known makes the worker's hit 0, not a guess."""
         index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
-        index.apply("a", stored(0, 4, group_idx=1, kv_cache_spec_kind="mamba"))
+        index.apply("a", stored(0, 4, group_idx=1, kv_cache_spec_kind="unknown"))
         assert hits(index)["a"] == 0
