@@ -304,6 +304,11 @@ class IndexCore:
         c = self._column(worker)
         return (c.stored, c.removed, c.unknown_removals, 0, 0, c.forgotten, c.resident, c.unkeyed)
 
+    def shortfall(self, worker: int, /) -> tuple[int, int]:
+        """Blocks refused or forgotten, ever, and blocks of unknown key, now: why a hit may be longer than found."""
+        column = self._column(worker)
+        return column.forgotten, column.unkeyed
+
     def entries(self, worker: int, /) -> int:
         """Handles of a worker that the index remembers. Cost: O(1)."""
         return len(self._column(worker).entries)
@@ -410,6 +415,7 @@ class IndexCore:
         group: int | None,
         kind: str | None,
         window: int | None,
+        block_size: int,
         plane: int,
         /,
     ) -> None:

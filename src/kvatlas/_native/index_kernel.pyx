@@ -138,7 +138,8 @@ cdef extern from "apply.h":
     bint kva_batch_open(kva_batch *batch, const uint8_t *payload, size_t length, size_t max_events, unsigned max_depth)
     kva_applied kva_apply(kva_index *index, kva_column *column, kva_batch *batch, kva_applier *applier)
     bint kva_learn(kva_column *column, const char *medium, Py_ssize_t medium_length, bint has_group, uint64_t group,
-                   const char *kind, Py_ssize_t kind_length, bint has_window, uint64_t window, uint32_t plane)
+                   const char *kind, Py_ssize_t kind_length, bint has_window, uint64_t window,
+                   uint64_t block_size, uint32_t plane)
     void kva_unlearn(kva_column *column)
     void kva_applier_free(kva_applier *applier)
 
@@ -313,6 +314,10 @@ cdef class IndexCore:
         cdef kva_counts *c = &self.column(worker).counts
         return (c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten, c.resident, c.unkeyed)
 
+    def shortfall(self, Py_ssize_t worker, /):
+        cdef kva_counts *c = &self.column(worker).counts
+        return (c.refused + c.forgotten, c.unkeyed)
+
     def entries(self, Py_ssize_t worker, /):
         cdef kva_column *column = self.column(worker)
         cdef size_t total = 0
@@ -416,7 +421,7 @@ cdef class IndexCore:
             return [(self.applier.woken[i].handle, self.applier.woken[i].key) for i in range(self.applier.woken_count)]
         raise MemoryError
 
-    def learn(self, Py_ssize_t worker, medium, group, kind, window, Py_ssize_t plane, /):
+    def learn(self, Py_ssize_t worker, medium, group, kind, window, uint64_t block_size, Py_ssize_t plane, /):
         cdef kva_column *column = self.column(worker)
         cdef bytes medium_text = b"" if medium is None else medium.encode("utf-8", "surrogatepass")
         cdef bytes kind_text = b"" if kind is None else kind.encode("utf-8", "surrogatepass")
@@ -424,7 +429,7 @@ cdef class IndexCore:
                   NULL if medium is None else <const char *>PyBytes_AsString(medium_text), PyBytes_Size(medium_text),
                   group is not None, 0 if group is None else group,
                   NULL if kind is None else <const char *>PyBytes_AsString(kind_text), PyBytes_Size(kind_text),
-                  window is not None, 0 if window is None else window, self.plane(plane))
+                  window is not None, 0 if window is None else window, block_size, self.plane(plane))
 
     def unlearn(self, Py_ssize_t worker, /):
         kva_unlearn(self.column(worker))

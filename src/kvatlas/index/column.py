@@ -16,6 +16,7 @@ has been judged here, the core applies its like straight from the bytes.
 """
 
 import enum
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -24,9 +25,9 @@ from kvatlas._native import IndexCore
 from kvatlas.errors import HashingError
 from kvatlas.events import BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
-from kvatlas.index.match import FULL_KINDS, WINDOW_KINDS
+from kvatlas.index.groups import GroupBook
 from kvatlas.index.orphans import OrphanPool, Run
-from kvatlas.index.planes import DEFAULT_MEDIUM, Plane, Planes, normal_medium
+from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes, normal_medium
 
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
 
@@ -86,9 +87,7 @@ class WorkerColumn:
         "bit",
         "configured_block_size",
         "groups",
-        "learnt_block_size",
         "number",
-        "only_full",
         "orphans",
         "other_media",
         "root_key",
@@ -112,16 +111,13 @@ class WorkerColumn:
         self.configured_block_size = block_size
         self.stated_block_size: int | None = None
         """As the engine's metrics say; unscaled under decode context parallelism, so stores count more."""
-        self.learnt_block_size: int | None = None
-        self.groups: dict[int, tuple[str, int | None]] = {}
-        self.only_full = True
-        """Whether the worker has one group only, of full attention: its hit is then a plain prefix."""
+        self.groups = GroupBook()
         self.other_media: set[str] = set()
         self.orphans = OrphanPool(max_orphan_blocks)
         self._core = core
         self._planes = planes
         self._hasher = hasher
-        self._taught: set[tuple[str | None, int | None, str | None, int | None]] = set()
+        self._taught: set[tuple[object, ...]] = set()
         self._cleared = 0
         self._unprovable = 0
         self._unplaced = 0
@@ -139,15 +135,11 @@ class WorkerColumn:
         self._core.add_copies(self.number, number, numbers)
         if not numbers:
             return
-        token_ids = _provable_token_ids(event)
-        extras = _extras_per_block(event)
-        if token_ids is None or extras is None:
+        run = self._provable_run(event, numbers)
+        if run is None:
             self._unprovable += len(numbers)
             return
-        if plane[0] == DEFAULT_MEDIUM and self.learnt_block_size is None:
-            self.learnt_block_size = event.block_size
         self._teach(event, number)
-        run = Run(numbers, token_ids, extras, event.block_size)
         if event.parent_block_hash is None:
             self._join([(run, self.root_key)])
             return
@@ -179,9 +171,7 @@ class WorkerColumn:
         self._core.forget_all(self.number)
         self._unteach()
         self.orphans.clear()
-        self.learnt_block_size = None
         self.groups.clear()
-        self.only_full = True
         self.other_media.clear()
         self._complete_at = self._missing
 
@@ -196,8 +186,8 @@ class WorkerColumn:
 
     @property
     def block_size(self) -> int | None:
-        """Tokens per block: as learnt from stores, else as configured, else as the metrics say."""
-        return self.learnt_block_size or self.configured_block_size or self.stated_block_size
+        """Tokens per block key: as learnt from stores, else as configured, else as the metrics say."""
+        return self.groups.unit_tokens or self.configured_block_size or self.stated_block_size
 
     @property
     def stats(self) -> ColumnStats:
@@ -221,8 +211,7 @@ class WorkerColumn:
     @property
     def _missing(self) -> int:
         """Blocks the worker may hold that were not recorded, or given up, ever."""
-        counts = self._core.counts(self.number)
-        return counts[4] + counts[5] + self._unplaced
+        return self._core.shortfall(self.number)[0] + self._unplaced
 
     @property
     def is_exact(self) -> bool:
@@ -231,27 +220,50 @@ class WorkerColumn:
         Not so with blocks of unknown content, copies in other media (engines count those as cached, too), groups whose
         rule is not known, or blocks given up for want of memory.
         """
-        known = all(kind in FULL_KINDS or (kind in WINDOW_KINDS and window) for kind, window in self.groups.values())
-        if not known or self.other_media:
+        if self.other_media or not self.groups.joins_exactly:
             return False
-        counts = self._core.counts(self.number)
-        return not counts[7] and counts[4] + counts[5] + self._unplaced == self._complete_at
+        missing, unkeyed = self._core.shortfall(self.number)
+        return not unkeyed and missing + self._unplaced == self._complete_at
 
     def _learn_group(self, plane: Plane, event: BlockStored) -> None:
-        medium, group = plane
+        medium, _ = plane
         if medium != DEFAULT_MEDIUM:
             self.other_media.add(medium)  # offloading placeholders name a group without its kind
             return
-        if event.kv_cache_spec_kind is None and group in self.groups:
+        before = self.groups.unit_tokens
+        if not self.groups.learn(event):
             return
-        profile = (event.kv_cache_spec_kind or "full_attention", event.kv_cache_spec_sliding_window)
-        if self.groups.get(group) != profile:
-            self._unteach()
-            self.groups[group] = profile
-            self.only_full = len(self.groups) == 1 and group == 0 and profile[0] in FULL_KINDS
+        self._unteach()
+        if before not in {None, self.groups.unit_tokens}:
+            # Keys cover other spans from now on: what was keyed before would never be found.
+            self._unplaced += self._core.entries(self.number)
+            self._core.forget_all(self.number)
+            self.orphans.clear()
+
+    def _provable_run(self, event: BlockStored, numbers: "array[int]") -> Run | None:
+        """The event's blocks and what is in them; None when the event does not prove it."""
+        token_ids = _provable_token_ids(event)
+        extras = _extras_per_block(event)
+        if token_ids is None or extras is None:
+            return None
+        unit = self.groups.unit_tokens
+        if unit is None or event.block_size % unit:
+            return Run(numbers, token_ids, extras, event.block_size)
+        units = event.block_size // unit
+        in_units = extras if units == 1 else _extras_per_unit(extras, units)
+        return None if in_units is None else Run(numbers, token_ids, in_units, unit, units)
 
     def _teach(self, event: BlockStored, plane: int) -> None:
-        profile = (event.medium, event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+        """Have the core apply events like this one by itself, where one hash is one key."""
+        if event.block_size != self.groups.unit_tokens and plane == DEVICE_PLANE:
+            return
+        profile = (
+            event.medium,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+            event.block_size,
+        )
         if profile not in self._taught:
             self._taught.add(profile)
             self._core.learn(self.number, *profile, plane)
@@ -264,12 +276,17 @@ class WorkerColumn:
         """Give runs' handles their keys and whoever waited for them theirs. Iterative: chains may be long."""
         while pending:
             run, parent_key = pending.pop()
-            keys = self._hasher.block_keys(parent_key, run.token_ids, run.block_size, run.extras)
+            keys = self._keys_of(run, parent_key)
             for position in self._core.join(self.number, run.numbers, keys):
                 pending.extend((orphan, keys[position]) for orphan in self.orphans.take(run.numbers[position]))
 
+    def _keys_of(self, run: Run, parent_key: int) -> "array[int]":
+        """One key for each block: that of its last unit."""
+        keys = self._hasher.block_keys(parent_key, run.token_ids, run.unit_tokens, run.extras)
+        return keys[run.units - 1 :: run.units]
+
     def _wait_for(self, parent: int, run: Run) -> None:
-        packed = Run(run.numbers, _native.pack_tokens(run.token_ids), run.extras, run.block_size)
+        packed = Run(run.numbers, _native.pack_tokens(run.token_ids), run.extras, run.unit_tokens, run.units)
         self._core.wait(self.number, parent)
         for number in self.orphans.add(parent, packed):
             self._core.stop_waiting(self.number, number)
@@ -280,6 +297,14 @@ def _provable_token_ids(event: BlockStored) -> Sequence[int] | None:
     if event.block_size < 1 or len(event.token_ids) != len(event.block_hashes) * event.block_size:
         return None
     return plain_token_ids(event.token_ids)
+
+
+def _extras_per_unit(extras: Sequence[BlockExtras], units: int) -> tuple[BlockExtras, ...] | None:
+    """The extras of each unit of longer blocks; None when nobody can say which of a block's units has which image."""
+    if any(block.multimodal or block.prompt_embeds_digest for block in extras):
+        return None
+    later = [NO_BLOCK_EXTRAS if block.lora_name is None else BlockExtras(lora_name=block.lora_name) for block in extras]
+    return tuple(unit for block, rest in zip(extras, later, strict=True) for unit in (block, *[rest] * (units - 1)))
 
 
 def _extras_per_block(event: BlockStored) -> tuple[BlockExtras, ...] | None:

@@ -7,7 +7,7 @@ from itertools import islice
 from kvatlas._native import IndexCore
 from kvatlas.hashing import BlockKeyHasher, RequestExtras
 from kvatlas.index.column import WorkerColumn
-from kvatlas.index.match import GroupProfile, WorkerMatch, joint_hit_blocks, max_hit_blocks
+from kvatlas.index.match import WorkerMatch, joint_hit_blocks, max_hit_blocks
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Planes
 
 __all__ = ["PromptMatcher"]
@@ -55,7 +55,7 @@ class PromptMatcher:
 
     def match(self, columns: Mapping[str, WorkerColumn]) -> dict[str, WorkerMatch]:
         """Each worker's match; 0 tokens is an answer too."""
-        simple = {worker_id: column for worker_id, column in columns.items() if column.only_full}
+        simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
         device = self._find(DEVICE_PLANE, simple) if simple else {}
         media: dict[str, dict[str, int]] = {}
         for medium in {medium for column in columns.values() for medium in column.other_media}:
@@ -64,7 +64,7 @@ class PromptMatcher:
             media[medium] = {} if plane is None else self._find(plane, having)
         found = {}
         for worker_id, column in columns.items():
-            blocks = device.get(worker_id, 0) if column.only_full else self._joint_hit(column)
+            blocks = device.get(worker_id, 0) if column.groups.only_full else self._joint_hit(column)
             tiers = {DEFAULT_MEDIUM: blocks * self._size}
             for medium in column.other_media:
                 tiers[medium] = media[medium].get(worker_id, 0) * self._size
@@ -95,11 +95,11 @@ class PromptMatcher:
         return self._keys
 
     def _joint_hit(self, column: WorkerColumn) -> int:
-        profiles = tuple(GroupProfile(group, kind, window) for group, (kind, window) in sorted(column.groups.items()))
+        profiles = column.groups.profiles
         rows = {profile.group_id: self._held(column, profile.group_id) for profile in profiles}
         full = self._limit
         for profile in profiles:
-            if profile.is_full:
+            if profile.is_full and profile.block_size in {None, self._size}:
                 hole = rows[profile.group_id].find(0)
                 full = min(full, self._limit if hole < 0 else hole)
         return joint_hit_blocks(profiles, full, lambda group, block: rows[group][block] != 0, self._size)

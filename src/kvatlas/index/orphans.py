@@ -18,14 +18,17 @@ class Run:
 
     Attributes:
         numbers: their handles.
-        token_ids: len(numbers) * block_size ids.
-        extras: one for each block.
+        token_ids: len(numbers) * units * unit_tokens ids.
+        extras: one for each unit.
+        unit_tokens: tokens that one block key covers.
+        units: of a block.
     """
 
     numbers: "array[int]"
     token_ids: Sequence[int]
     extras: tuple[BlockExtras, ...]
-    block_size: int
+    unit_tokens: int
+    units: int = 1
 
 
 class OrphanPool:

@@ -27,7 +27,7 @@ static const kva_profile *profile_of(const kva_column *column, const kva_event *
         if (event->kind == KVA_EVENT_REMOVED)
             return profile;
         if (is_name(&profile->kind, event->spec_kind) && profile->has_window == event->has_window &&
-            profile->window == event->window)
+            profile->window == event->window && profile->block_size == event->block_size)
             return profile;
     }
     return NULL;
@@ -47,7 +47,8 @@ static int set_name(kva_name *name, const char *text, ptrdiff_t length)
 }
 
 int kva_learn(kva_column *column, const char *medium, ptrdiff_t medium_length, int has_group, uint64_t group,
-              const char *kind, ptrdiff_t kind_length, int has_window, uint64_t window, uint32_t plane)
+              const char *kind, ptrdiff_t kind_length, int has_window, uint64_t window, uint64_t block_size,
+              uint32_t plane)
 {
     if (column->profile_count == KVA_MAX_PROFILES)
         return 0;
@@ -58,6 +59,7 @@ int kva_learn(kva_column *column, const char *medium, ptrdiff_t medium_length, i
     profile->group = has_group ? group : 0;
     profile->has_window = has_window;
     profile->window = has_window ? window : 0;
+    profile->block_size = block_size;
     profile->plane = plane;
     column->profile_count++;
     return 1;

@@ -30,7 +30,8 @@ kva_applied kva_apply(kva_index *index, kva_column *column, kva_batch *batch, kv
 /* Apply events of this profile to `plane` from now on. `medium` and `kind` NULL: the event has none. 0: too many
    profiles, or a text too long; such events are handed back as before. */
 int kva_learn(kva_column *column, const char *medium, ptrdiff_t medium_length, int has_group, uint64_t group,
-              const char *kind, ptrdiff_t kind_length, int has_window, uint64_t window, uint32_t plane);
+              const char *kind, ptrdiff_t kind_length, int has_window, uint64_t window, uint64_t block_size,
+              uint32_t plane);
 void kva_unlearn(kva_column *column);
 
 void kva_applier_free(kva_applier *applier);

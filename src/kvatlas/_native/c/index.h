@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     kva_name medium, kind;
     int has_group, has_window;
-    uint64_t group, window;
+    uint64_t group, window, block_size;
     uint32_t plane;
 } kva_profile;
 
