@@ -93,6 +93,21 @@ METRICS = (
         ("worker",),
         "Prompt tokens sent here that had to be computed, as predicted.",
     ),
+    MetricInfo("kvatlas_index_bytes", "gauge", (), "Memory the index holds."),
+    MetricInfo("kvatlas_index_max_bytes", "gauge", (), "Its cap, index_max_bytes; 0 without one."),
+    MetricInfo("kvatlas_index_blocks", "gauge", (), "Distinct (block, medium, group) that any worker holds."),
+    MetricInfo(
+        "kvatlas_index_refused_blocks_total",
+        "counter",
+        ("worker",),
+        "Blocks not recorded for want of memory: the worker holds more than is claimed.",
+    ),
+    MetricInfo(
+        "kvatlas_index_forgotten_blocks_total",
+        "counter",
+        ("worker",),
+        "Blocks given up to stay below the cap, those longest without use first.",
+    ),
     MetricInfo("kvatlas_index_resident_blocks", "gauge", ("worker",), "Distinct (block, medium, group) held."),
     MetricInfo(
         "kvatlas_index_orphan_blocks", "gauge", ("worker",), "Blocks that wait for a parent nobody has announced."
@@ -256,6 +271,11 @@ class MetricsCollector(Collector):
 
         index = self._index
         return {
+            "kvatlas_index_bytes": lambda: [((), index.memory.used_bytes)],
+            "kvatlas_index_max_bytes": lambda: [((), index.memory.max_bytes or 0)],
+            "kvatlas_index_blocks": lambda: [((), index.memory.blocks)],
+            "kvatlas_index_refused_blocks_total": each(lambda w: index.stats(w.worker_id).refused_blocks),
+            "kvatlas_index_forgotten_blocks_total": each(lambda w: index.stats(w.worker_id).forgotten_blocks),
             "kvatlas_index_unpaired_blocks_total": each(lambda w: index.stats(w.worker_id).unpaired_blocks),
             "kvatlas_index_dropped_orphan_blocks_total": each(lambda w: index.stats(w.worker_id).dropped_orphan_blocks),
             "kvatlas_index_unkeyed_blocks": each(lambda w: index.stats(w.worker_id).unkeyed_now),

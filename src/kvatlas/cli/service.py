@@ -53,7 +53,7 @@ class Service:
         }
         seed = secrets.randbits(63) if config.seed is None else config.seed
         self._policy = make_policy(config.policy, seed=seed)
-        self._index = PrefixIndex(BlockKeyHasher(seed))
+        self._index = PrefixIndex(BlockKeyHasher(seed), max_bytes=config.index_max_bytes)
         self._fleet = Fleet(config, self._index, self._clock)
         self._session: aiohttp.ClientSession | None = None
         self._server: GatewayServer | None = None

@@ -77,6 +77,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = msgspec.field(default_factory=dict)
     seed: Annotated[int | None, _doc("Seed of random choices and of block keys; unset draws one at start.")] = None
+    index_max_bytes: Annotated[
+        Annotated[int, Meta(ge=1 << 20)] | None,
+        _doc(
+            "Most memory the index may take, at least 1 MiB; unset for no cap. Close to it the least valuable knowledge "
+            "is given up: see docs/operations.md."
+        ),
+    ] = None
     prefill_tokens_per_s: Annotated[
         PositiveFloat, _doc("First guess of an engine's prefill speed; measured times replace it.")
     ] = 8000.0

@@ -1,6 +1,8 @@
 """A worker's batches: natively straight from their bytes, and event by event where the core asks for it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
 
 from kvatlas._native import IndexCore, NativeBatch
 from kvatlas.errors import EventDecodeError
@@ -17,7 +19,7 @@ from kvatlas.events import (
 )
 from kvatlas.index.column import WorkerColumn
 
-__all__ = ["Applied", "IncomingBatch", "apply_event", "open_batch"]
+__all__ = ["Applied", "IncomingBatch", "apply_batch", "apply_event", "open_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,85 +39,33 @@ class Applied:
     unknown_events: int = 0
 
 
-class IncomingBatch:
-    """One batch, read as far as its shape. Apply it once, to one worker.
+class DecodedIncoming:
+    """A batch that Python decoded: no core reads it from its bytes.
 
     Attributes:
         rank: its data-parallel rank; None when it names none.
         event_count: events in it that can be read.
     """
 
-    __slots__ = ("_decoded", "_limits", "_native", "event_count", "rank")
+    __slots__ = ("_decoded", "event_count", "rank")
 
-    def __init__(self, native: NativeBatch | None, decoded: DecodedBatch | None, limits: DecodeLimits) -> None:
-        self._native = native
+    def __init__(self, decoded: DecodedBatch) -> None:
         self._decoded = decoded
-        self._limits = limits
-        if native is not None:
-            self.rank = native.rank
-            self.event_count = native.event_count
-        elif decoded is not None:
-            self.rank = decoded.batch.data_parallel_rank
-            self.event_count = len(decoded.batch.events)
+        self.rank = decoded.batch.data_parallel_rank
+        self.event_count = len(decoded.batch.events)
 
-    def apply(self, core: IndexCore, column: WorkerColumn) -> Applied:
-        """Apply its events in order; one that cannot be applied loses only itself. Cost: O(bytes)."""
+    def apply(self, column: WorkerColumn) -> Applied:
+        """Apply its events in order."""
         outcome = _Outcome()
-        if self._native is not None:
-            self._apply_native(core, column, self._native, outcome)
-        elif self._decoded is not None:
-            events = self._decoded.batch.events
-            for number, event in enumerate(events):
-                outcome.apply(column, event, number, len(events))
-            outcome.malformed.extend(self._decoded.malformed)
-            outcome.unknown += self._decoded.unknown_events
-        failed = len(outcome.malformed) + outcome.unknown if self._native is not None else outcome.not_applied
-        return Applied(self.event_count - failed, outcome.cleared, tuple(outcome.malformed), outcome.unknown)
-
-    def _apply_native(self, core: IndexCore, column: WorkerColumn, batch: NativeBatch, outcome: "_Outcome") -> None:
-        count = batch.event_count
-        while True:
-            try:
-                stopped = core.apply(column.number, batch)
-            except MemoryError as error:
-                outcome.fail(error, batch.position - 1, count)
-                continue
-            if stopped is None:
-                return
-            if isinstance(stopped, list):
-                column.wake(stopped)
-                continue
-            try:
-                event = decode_event(stopped, batch.position - 1, count, self._limits)
-            except EventDecodeError as error:
-                outcome.malformed.append(error)
-                continue
-            if event is None:
-                outcome.unknown += 1
-            else:
-                outcome.apply(column, event, batch.position - 1, count)
+        for number, event in enumerate(self._decoded.batch.events):
+            outcome.apply(column, event, number, self.event_count)
+        events = self.event_count - len(outcome.malformed)
+        malformed = (*outcome.malformed, *self._decoded.malformed)
+        return Applied(events, outcome.cleared, malformed, self._decoded.unknown_events)
 
 
-class _Outcome:
-    """What became of a batch's events so far."""
-
-    __slots__ = ("cleared", "malformed", "not_applied", "unknown")
-
-    def __init__(self) -> None:
-        self.cleared = False
-        self.malformed: list[EventDecodeError] = []
-        self.unknown = 0
-        self.not_applied = 0
-
-    def apply(self, column: WorkerColumn, event: Event, number: int, count: int) -> None:
-        try:
-            self.cleared |= apply_event(column, event)
-        except Exception as error:  # noqa: BLE001 - one event that cannot be applied must not lose its batch
-            self.fail(error, number, count)
-
-    def fail(self, error: Exception, number: int, count: int) -> None:
-        self.not_applied += 1
-        self.malformed.append(EventDecodeError(f"event {number} of {count} (from 0) could not be applied: {error!r}"))
+IncomingBatch: TypeAlias = NativeBatch | DecodedIncoming
+"""A batch as far as its shape: `rank` and `event_count`. Apply it once, to one worker."""
 
 
 def open_batch(core: IndexCore, payload: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> IncomingBatch:
@@ -127,8 +77,71 @@ def open_batch(core: IndexCore, payload: bytes, limits: DecodeLimits = DEFAULT_L
     if len(payload) <= limits.max_payload_bytes:
         native = core.open_batch(payload, limits.max_events, limits.max_depth)
         if native is not None:
-            return IncomingBatch(native, None, limits)
-    return IncomingBatch(None, decode_batch(payload, limits), limits)
+            return native
+    return DecodedIncoming(decode_batch(payload, limits))
+
+
+def apply_batch(core: IndexCore, column: WorkerColumn, batch: IncomingBatch) -> Applied:
+    """Apply a batch's events in order; one that cannot be applied loses only itself. Cost: O(bytes)."""
+    if isinstance(batch, DecodedIncoming):
+        return batch.apply(column)
+    outcome: _Outcome | None = None
+    while True:
+        try:
+            stopped = core.apply(column.number, batch)
+        except MemoryError as error:
+            outcome = outcome or _Outcome()
+            outcome.fail(error, batch.position - 1, batch.event_count)
+            continue
+        if stopped is None:
+            break
+        outcome = outcome or _Outcome()
+        if isinstance(stopped, bytes):
+            _decode_and_apply(column, stopped, batch, outcome)
+        else:
+            column.wake(stopped)
+    if outcome is None:
+        return _all_applied(batch.event_count)
+    events = batch.event_count - len(outcome.malformed) - outcome.unknown
+    return Applied(events, outcome.cleared, tuple(outcome.malformed), outcome.unknown)
+
+
+@lru_cache(maxsize=64)
+def _all_applied(events: int) -> Applied:
+    return Applied(events)
+
+
+def _decode_and_apply(column: WorkerColumn, raw: bytes, batch: NativeBatch, outcome: "_Outcome") -> None:
+    number = batch.position - 1
+    try:
+        event = decode_event(raw, number, batch.event_count)
+    except EventDecodeError as error:
+        outcome.malformed.append(error)
+        return
+    if event is None:
+        outcome.unknown += 1
+    else:
+        outcome.apply(column, event, number, batch.event_count)
+
+
+class _Outcome:
+    """What became of a batch's events so far."""
+
+    __slots__ = ("cleared", "malformed", "unknown")
+
+    def __init__(self) -> None:
+        self.cleared = False
+        self.malformed: list[EventDecodeError] = []
+        self.unknown = 0
+
+    def apply(self, column: WorkerColumn, event: Event, number: int, count: int) -> None:
+        try:
+            self.cleared |= apply_event(column, event)
+        except Exception as error:  # noqa: BLE001 - one event that cannot be applied must not lose its batch
+            self.fail(error, number, count)
+
+    def fail(self, error: Exception, number: int, count: int) -> None:
+        self.malformed.append(EventDecodeError(f"event {number} of {count} (from 0) could not be applied: {error!r}"))
 
 
 def apply_event(column: WorkerColumn, event: Event) -> bool:

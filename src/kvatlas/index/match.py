@@ -18,9 +18,11 @@ its longest servable length up to a limit, so the fixed point is the longest len
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
+
+import msgspec
 
 from kvatlas.errors import IndexStateError
 
@@ -75,24 +77,27 @@ class GroupProfile:
         return self.kind in WINDOW_KINDS and bool(self.window_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMatch:
-    """How much of one prompt a worker holds.
+class WorkerMatch(msgspec.Struct, gc=False):
+    """How much of one prompt a worker holds. A Struct, because a match makes one for every worker.
 
     Attributes:
         hit_tokens: tokens that the engine will report as cached, were the request to arrive now.
         hit_blocks: the same in blocks.
         block_size: tokens per block on this worker.
         exact: whether the engine will report neither more nor less; see `WorkerColumn.is_exact`.
-        tiers: leading tokens held per medium, e.g. {"GPU": 96, "CPU": 128}; the device's own is what `hit_tokens`
-        counts.
+        other_tiers: leading tokens held per medium other than the device, e.g. {"CPU": 128}.
     """
 
     hit_tokens: int
     hit_blocks: int
     block_size: int
-    tiers: dict[str, int] = field(default_factory=dict)
     exact: bool = True
+    other_tiers: dict[str, int] = {}
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Leading tokens held per medium; the device's own is what `hit_tokens` counts."""
+        return {"GPU": self.hit_tokens, **self.other_tiers}
 
 
 def max_hit_blocks(num_tokens: int, block_size: int) -> int:

@@ -55,20 +55,24 @@ class PromptMatcher:
 
     def match(self, columns: Mapping[str, WorkerColumn]) -> dict[str, WorkerMatch]:
         """Each worker's match; 0 tokens is an answer too."""
+        size = self._size
         simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
-        device = self._find(DEVICE_PLANE, simple) if simple else {}
-        media: dict[str, dict[str, int]] = {}
-        for medium in {medium for column in columns.values() for medium in column.other_media}:
-            plane = self._planes.known((medium, 0))
-            having = {worker_id: column for worker_id, column in columns.items() if medium in column.other_media}
-            media[medium] = {} if plane is None else self._find(plane, having)
+        blocks = self._find(DEVICE_PLANE, simple) if simple else {}
+        if len(simple) < len(columns):
+            blocks.update({w: self._joint_hit(column) for w, column in columns.items() if w not in simple})
         found = {}
+        tiered = {}
         for worker_id, column in columns.items():
-            blocks = device.get(worker_id, 0) if column.groups.only_full else self._joint_hit(column)
-            tiers = {DEFAULT_MEDIUM: blocks * self._size}
-            for medium in column.other_media:
-                tiers[medium] = media[medium].get(worker_id, 0) * self._size
-            found[worker_id] = WorkerMatch(blocks * self._size, blocks, self._size, tiers, exact=column.is_exact)
+            held = blocks.get(worker_id, 0)
+            found[worker_id] = WorkerMatch(held * size, held, size, column.is_exact)
+            if column.other_media:
+                tiered[worker_id] = column
+        for medium in {medium for column in tiered.values() for medium in column.other_media}:
+            plane = self._planes.known((medium, 0))
+            having = {worker_id: column for worker_id, column in tiered.items() if medium in column.other_media}
+            in_medium = {} if plane is None else self._find(plane, having)
+            for worker_id in having:
+                found[worker_id].other_tiers[medium] = in_medium.get(worker_id, 0) * size
         return found
 
     def _find(self, plane: int, columns: Mapping[str, WorkerColumn]) -> dict[str, int]:

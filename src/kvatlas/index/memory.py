@@ -52,6 +52,11 @@ class MemoryKeeper:
         self._checked_bytes = -1
         self._calls = 0
 
+    @property
+    def is_capped(self) -> bool:
+        """Whether there is a cap at all."""
+        return self._relief_bytes is not None
+
     def relieve(self, columns: Collection[WorkerColumn]) -> None:
         """Make room when there is little left. Call it after every batch.
 

@@ -6,7 +6,7 @@ from kvatlas._native import new_index_core
 from kvatlas.errors import IndexStateError
 from kvatlas.events import DEFAULT_LIMITS, DecodeLimits, Event
 from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, RequestExtras
-from kvatlas.index.batches import Applied, IncomingBatch, apply_event, open_batch
+from kvatlas.index.batches import Applied, IncomingBatch, apply_batch, apply_event, open_batch
 from kvatlas.index.column import ColumnStats, CopyMode, WorkerColumn
 from kvatlas.index.match import WorkerMatch
 from kvatlas.index.matching import PromptMatcher, worker_bits
@@ -115,7 +115,8 @@ class PrefixIndex:
             IndexStateError: no such worker.
         """
         apply_event(self._column(worker_id), event)
-        self._keeper.relieve(self._columns.values())
+        if self._keeper.is_capped:
+            self._keeper.relieve(self._columns.values())
 
     def open_batch(self, payload: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> IncomingBatch:
         """Read a batch as the engine sent it as far as its shape; nothing is applied.
@@ -133,8 +134,9 @@ class PrefixIndex:
 
         Cost: O(bytes); natively 100-150 ns a block, hashing and both tables included.
         """
-        applied = batch.apply(self._core, self._column(worker_id))
-        self._keeper.relieve(self._columns.values())
+        applied = apply_batch(self._core, self._column(worker_id), batch)
+        if self._keeper.is_capped:
+            self._keeper.relieve(self._columns.values())
         return applied
 
     def ingest(self, worker_id: str, payload: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> Applied:
