@@ -165,12 +165,12 @@ def chain_xxh3(
     Raises:
         HashingError: bad token ids, block size, parent or seed, too few extras.
 
-    Cost: O(n); for a 16-token block 1 us, natively 12 ns.
+    Cost: O(n); for a 16-token block 1 us, natively 15 ns, from a list 28.
     """
-    words = _words(token_ids)
-    num_blocks = count_blocks(len(words), block_size)
     require_u64("a parent key", parent)
     require_u64("the seed", seed)
+    words = _words(token_ids)
+    num_blocks = count_blocks(len(words), block_size)
     require_extras(extras, num_blocks)
     data = _little_endian(words)
     width = block_size * words.itemsize

@@ -14,6 +14,14 @@ from kvatlas._native.arguments import count_blocks, require_u64
 include "tokens.pxi"
 
 
+cdef extern from "xxh3.h":
+    ctypedef struct kva_xxh3_key:
+        pass
+
+    void kva_xxh3_prepare(kva_xxh3_key *key, uint64_t seed)
+    uint64_t kva_xxh3_64(const kva_xxh3_key *key, const uint8_t *data, size_t length)
+
+
 cdef extern from "chain.h":
     ctypedef void (*kva_sha256)(const uint8_t *padded, size_t blocks, uint8_t *digest)
 
@@ -23,7 +31,7 @@ cdef extern from "chain.h":
                                      uint8_t *out)
     kva_status kva_chain_sha256_pages(kva_sha256 sha256, const kva_tokens *tokens, size_t page_size,
                                       bint bigram, const uint8_t *parent, size_t parent_length, uint8_t *out)
-    kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
+    kva_status kva_block_keys(const kva_xxh3_key *key, const kva_tokens *tokens, size_t block_size, uint64_t parent,
                               const kva_extra *extras, uint64_t *out)
     kva_status kva_chain_fnv1a_cbor(const kva_tokens *tokens, size_t block_size, uint64_t parent,
                                     const kva_extra *extras, uint64_t *out)
@@ -32,14 +40,6 @@ cdef extern from "chain.h":
 cdef extern from "fnv1a.h":
     const uint64_t KVA_FNV1A_BASIS
     uint64_t kva_fnv1a_64(const uint8_t *data, size_t length, uint64_t hash)
-
-
-cdef extern from "xxh3.h":
-    ctypedef struct kva_xxh3_key:
-        pass
-
-    void kva_xxh3_prepare(kva_xxh3_key *key, uint64_t seed)
-    uint64_t kva_xxh3_64(const kva_xxh3_key *key, const uint8_t *data, size_t length)
 
 
 cdef const char *_sha256_name
@@ -65,12 +65,12 @@ def pack_tokens(token_ids, /):
 def chain_sha256_cbor(token_ids, block_size, bytes parent not None, extras=None, /):
     tokens = _Tokens(token_ids)
     num_blocks = count_blocks(tokens.c.count, block_size)
-    cdef _Extras encoded = None if extras is None else _Extras(extras, num_blocks)
+    encoded = _Extras(extras, num_blocks)
     cdef bytes digests = PyBytes_FromStringAndSize(NULL, 32 * num_blocks)
     _require_ok(
         kva_chain_sha256_cbor(
             _sha256, &tokens.c, block_size, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent),
-            NULL if encoded is None else encoded.c, <uint8_t *>PyBytes_AsString(digests),
+            encoded.c, <uint8_t *>PyBytes_AsString(digests),
         ),
         token_ids,
     )
@@ -93,31 +93,63 @@ def chain_sha256_pages(token_ids, page_size, bytes parent not None=b"", /, *, bi
 
 
 def chain_xxh3(token_ids, block_size, parent, seed, extras=None, /):
-    tokens = _Tokens(token_ids)
-    num_blocks = count_blocks(tokens.c.count, block_size)
     require_u64("a parent key", parent)
     require_u64("the seed", seed)
-    cdef _Extras encoded = None if extras is None else _Extras(extras, num_blocks)
-    cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
+    cdef kva_xxh3_key key
+    kva_xxh3_prepare(&key, seed)
+    cdef bytes keys
+    if extras is None and (type(token_ids) is list or type(token_ids) is tuple):
+        if 1 <= block_size <= CHUNK:
+            keys = PyBytes_FromStringAndSize(NULL, 8 * count_blocks(len(token_ids), block_size))
+            if _keys_of_sequence(&key, token_ids, block_size, parent, keys):
+                return array("Q", keys)
+    tokens = _Tokens(token_ids)
+    num_blocks = count_blocks(tokens.c.count, block_size)
+    encoded = _Extras(extras, num_blocks)
+    keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
     _require_ok(
-        kva_chain_xxh3(
-            &tokens.c, block_size, parent, seed, NULL if encoded is None else encoded.c,
-            <uint64_t *>PyBytes_AsString(keys),
-        ),
-        token_ids,
+        kva_block_keys(&key, &tokens.c, block_size, parent, encoded.c, <uint64_t *>PyBytes_AsString(keys)), token_ids
     )
     return array("Q", keys)
+
+
+cdef enum:
+    CHUNK = 128
+
+
+cdef bint _keys_of_sequence(const kva_xxh3_key *key, object ids, size_t block_size, uint64_t parent, bytes keys):
+    """Block keys of a list or tuple of plain integers, read a little ahead of the hash; False when it holds others.
+
+    A long prompt's words would otherwise be written to memory and read again, which costs as much as hashing them.
+    """
+    cdef uint64_t words[CHUNK]
+    cdef uint64_t *out = <uint64_t *>PyBytes_AsString(keys)
+    cdef size_t count = len(ids), first = 0, blocks
+    cdef kva_tokens chunk
+    chunk.data = words
+    chunk.kind = KVA_U64
+    while first < count:
+        chunk.count = min(CHUNK // block_size * block_size, count - first)
+        if not kva_sequence_words(ids, <Py_ssize_t>first, <Py_ssize_t>chunk.count, words):
+            return False
+        blocks = chunk.count // block_size
+        kva_block_keys(key, &chunk, block_size, parent, NULL, out)
+        if blocks > 0:
+            out += blocks
+            parent = out[-1]
+        first += chunk.count
+    return True
 
 
 def chain_fnv1a_cbor(token_ids, block_size, parent, extras=None, /):
     tokens = _Tokens(token_ids)
     num_blocks = count_blocks(tokens.c.count, block_size)
     require_u64("a parent key", parent)
-    cdef _Extras encoded = None if extras is None else _Extras(extras, num_blocks)
+    encoded = _Extras(extras, num_blocks)
     cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
     _require_ok(
         kva_chain_fnv1a_cbor(
-            &tokens.c, block_size, parent, NULL if encoded is None else encoded.c, <uint64_t *>PyBytes_AsString(keys)
+            &tokens.c, block_size, parent, encoded.c, <uint64_t *>PyBytes_AsString(keys)
         ),
         token_ids,
     )

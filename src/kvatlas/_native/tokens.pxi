@@ -40,7 +40,7 @@ cdef extern from "chain.h":
 
 
 cdef extern from "python_ints.h":
-    bint kva_sequence_words(object sequence, Py_ssize_t count, uint64_t *words)
+    bint kva_sequence_words(object sequence, Py_ssize_t first, Py_ssize_t count, uint64_t *words)
 
 
 cdef bint _kind_of(const Py_buffer *view, kva_token_kind *kind) noexcept:
@@ -63,7 +63,7 @@ cdef bytes _sequence_words(object ids):
     """A list or tuple of plain integers as 64-bit words in bytes; None when it holds anything else."""
     cdef Py_ssize_t count = len(ids)
     cdef bytes words = PyBytes_FromStringAndSize(NULL, 8 * count)
-    return words if kva_sequence_words(ids, count, <uint64_t *>PyBytes_AsString(words)) else None
+    return words if kva_sequence_words(ids, 0, count, <uint64_t *>PyBytes_AsString(words)) else None
 
 
 cdef class _Tokens:
@@ -111,14 +111,14 @@ cdef class _Tokens:
 
 
 cdef class _Extras:
-    """Encoded extra keys of each block as the C side reads them."""
+    """Encoded extra keys of each block as the C side reads them; NULL for None."""
 
     cdef kva_extra *c
     cdef tuple owners
 
     def __cinit__(self, extras, Py_ssize_t num_blocks):
         require_extras(extras, num_blocks)
-        if num_blocks == 0:
+        if extras is None or num_blocks == 0:
             return
         self.owners = tuple(extras)
         self.c = <kva_extra *>malloc(<size_t>num_blocks * sizeof(kva_extra))
