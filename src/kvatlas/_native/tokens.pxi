@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from kvatlas._native import _pure
-from kvatlas._native.arguments import bad_token_ids, require_extras
+from kvatlas._native.arguments import MAX_TOKEN_ID, MAX_U32, bad_token_ids, require_extras
 
 
 cdef extern from "tokens.h":
@@ -26,6 +26,7 @@ cdef extern from "tokens.h":
         kva_token_kind kind
 
     bint kva_tokens_valid(const kva_tokens *tokens)
+    bint kva_tokens_fit(const kva_tokens *tokens, int bits)
 
 
 cdef extern from "chain.h":
@@ -138,9 +139,17 @@ cdef class _Extras:
         free(self.c)
 
 
-cdef int _require_ok(kva_status status, object token_ids) except -1:
+cdef _Tokens _tokens_u32(token_ids):
+    """Token ids of which each fits 32 bits."""
+    tokens = _Tokens(token_ids)
+    if not kva_tokens_fit(&tokens.c, 32):
+        raise bad_token_ids(token_ids, "a value is too large", MAX_U32)
+    return tokens
+
+
+cdef int _require_ok(kva_status status, object token_ids, object most=MAX_TOKEN_ID) except -1:
     if status == KVA_NO_MEMORY:
         raise MemoryError
     if status == KVA_BAD_TOKEN:  # another thread or the owner changed them after they were checked
-        raise bad_token_ids(token_ids, "a value is negative or too large")
+        raise bad_token_ids(token_ids, "a value is negative or too large", most)
     return 0

@@ -28,7 +28,7 @@ static inline uint64_t across(const uint64_t *words, size_t index)
 static inline uint64_t key_in_registers(const kva_xxh3_key *key, const uint64_t *words, size_t count, uint64_t parent)
 {
     size_t length = HEAD + 8 * count;
-    uint64_t sum = length * KVA_XXH3_PRIME64_1, end = 0;
+    uint64_t sum = length * KVA_XXH_PRIME64_1, end = 0;
     for (size_t i = 1; i < 8; i++) /* the derived secret has the seed in it already */
         sum += kva_xxh3_mix(across(words, 2 * i - 2), across(words, 2 * i - 1), key->secret + 16 * i, 0);
     for (size_t i = 8; i < length / 16; i++)
