@@ -38,9 +38,9 @@ def median_ns(call: Callable[[], object], calls: int) -> float:
     return statistics.median(times)
 
 
-def vllm_hasher(token_ids: list[int], _form: str) -> Callable[[], Sequence[bytes]]:
-    """What vLLM runs for each new request with sha256_cbor. Its requests hold a list, whatever they are made of."""
-    hash_function = importlib.import_module("vllm.utils.hashing").sha256_cbor
+def vllm_hasher(algorithm: str, token_ids: list[int]) -> Callable[[], Sequence[bytes]]:
+    """What vLLM runs for each new request. Its requests hold a list, whatever they are made of."""
+    hash_function = getattr(importlib.import_module("vllm.utils.hashing"), algorithm)
     utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
     request_type: Any = importlib.import_module("vllm.v1.request").Request
     params: Any = importlib.import_module("vllm.sampling_params").SamplingParams
@@ -60,7 +60,8 @@ def dynamo_hasher(token_ids: list[int], form: str) -> Callable[[], Sequence[int]
 def main(answers: TextIO) -> None:
     """Answer commands until stdin ends: processor nanoseconds of one call, and the last hash."""
     peers: dict[str, Callable[[list[int], str], Callable[[], Sequence[Any]]]] = {
-        "vllm": vllm_hasher,
+        "vllm sha256_cbor": lambda token_ids, _form: vllm_hasher("sha256_cbor", token_ids),
+        "vllm xxhash_cbor": lambda token_ids, _form: vllm_hasher("xxhash_cbor", token_ids),
         "dynamo": dynamo_hasher,
     }
     prepared: dict[tuple[str, int, str], Callable[[], Sequence[Any]]] = {}

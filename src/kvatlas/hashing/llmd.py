@@ -104,18 +104,22 @@ class LlmdHasher:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
         if extras.prompt_embeds is not None:
             raise HashingError("llm-d's keys know no prompt embeds: leave prompt_embeds out")
-        num_blocks = len(token_ids) // block_size
         key = self.root_key(extras.lora.name if extras.lora else model)
-        identifiers = list(block_identifiers(extras.multimodal, block_size, num_blocks))
-        if extras.cache_salt and identifiers:
-            identifiers[0] += (extras.cache_salt,)
-        chain, encode = (
-            (_native.chain_fnv1a_cbor, _extras_cbor)
-            if self.algo == "cbor-fnv"
-            else (_native.chain_xxh64, _extras_words)
-        )
-        encoded = [encode(one) for one in identifiers] if any(identifiers) else None
+        cbor_fnv = self.algo == "cbor-fnv"
+        encoded = None
+        if extras.multimodal or extras.cache_salt:
+            identifiers = _identifiers(extras, block_size, len(token_ids) // block_size)
+            encoded = [(_extras_cbor if cbor_fnv else _extras_words)(one) for one in identifiers]
+        chain = _native.chain_fnv1a_cbor if cbor_fnv else _native.chain_xxh64
         return chain(token_ids, block_size, key, encoded).tolist()
+
+
+def _identifiers(extras: RequestExtras, block_size: int, num_blocks: int) -> list[tuple[str, ...]]:
+    """The content ids in each block; the salt is the last of the first block's."""
+    identifiers = list(block_identifiers(extras.multimodal, block_size, num_blocks))
+    if extras.cache_salt and identifiers:
+        identifiers[0] += (extras.cache_salt,)
+    return identifiers
 
 
 def _extras_cbor(identifiers: Sequence[str]) -> bytes:
