@@ -2,8 +2,8 @@
 
 Nanoseconds of processor time for each 16-token block, through the public calls, results made into Python objects. Ours
 runs here; a peer in a child process of an interpreter that has it, in turns, and the median of the rounds counts. Where
-both compute the same hash it must be equal, else there is no comparison. Rows without that peer are held against the
-Python kernels.
+both compute the same hash it must be equal, else there is no comparison. Rows without that peer, or whose hash it
+lacks a package for, are held against the Python kernels.
 """
 
 import os
@@ -197,23 +197,31 @@ def _row(work: _Work, form: str, child: PeerProcess | None, rounds: int, calls: 
     ids = token_ids if form == "list" else array("i", token_ids)
     python = choose("0")
 
-    def peer_ns() -> float:
-        if child is None or work.peer is None:
-            return median_ns(lambda: work.python(python, ids), 1)
+    def python_ns() -> float:
+        return median_ns(lambda: work.python(python, ids), 1)
+
+    def peer_ns() -> float | None:
+        if child is None:
+            return None
         answer = child.ask(peer=work.peer, num_tokens=num_tokens, form=form, calls=max(calls // 3, 1))
+        if answer["ns"] is None:
+            return None
         _require_equal(work, work.ours(ids)[-1], answer["last"])
         return float(answer["ns"])
 
-    ours, peers = [], []
+    ours, peers, named = [], [], "python"
     for _ in range(rounds):
         ours.append(median_ns(lambda: work.ours(ids), calls) / num_blocks)
-        peers.append(peer_ns() / num_blocks)
+        measured = peer_ns()
+        if measured is not None and work.project:
+            named = work.project
+        peers.append((python_ns() if measured is None else measured) / num_blocks)
     our_value, peer_value = statistics.median(ours), statistics.median(peers)
     return BenchRow(
         f"{work.name}, {num_tokens} tokens, {'int32 array' if form == 'array' else 'list'}",
         "ns/block",
         round(our_value, 1),
-        work.project if child is not None and work.project else "python",
+        named,
         round(peer_value, 1),
         round(peer_value / our_value, 1),
     )
