@@ -23,6 +23,8 @@ CBOR_CHAINS = [case for case in GOLDEN["chains"] if case["algo"] == "sha256_cbor
 NONE_HASHES = {case["seed"]: case["hex"] for case in GOLDEN["none_hash"] if case["algo"] == "sha256_cbor"}
 BASIS = 0xCBF29CE484222325
 
+ARM_TOOLS = shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64-static")
+
 both = pytest.mark.parametrize("kernels", BACKENDS)
 needs_native = pytest.mark.skipif(NATIVE is None, reason=NOT_BUILT)
 
@@ -496,3 +498,17 @@ def test_c_files_run_clean_under_the_sanitizers():
         pytest.skip("this compiler has no sanitizers")
     assert done.returncode == 0, done.stderr
     assert "all kernels well" in done.stdout
+
+
+@pytest.mark.skipif(not ARM_TOOLS, reason="no aarch64-linux-gnu-gcc or no qemu-aarch64-static")
+def test_c_files_run_well_on_an_emulated_arm(tmp_path):
+    """The C driver, built for ARMv8, finds its SHA-256 instructions there and ends well."""
+    sources = PROJECT_ROOT / "src/kvatlas/_native/c"
+    driver, program = PROJECT_ROOT / "tests/native/driver.c", tmp_path / "driver"
+    flags = ["-std=c11", "-O2", "-static", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-I", sources]
+    subprocess.run(
+        ["aarch64-linux-gnu-gcc", *flags, "-o", program, driver, *sources.glob("*.c")], check=True, timeout=110
+    )
+    done = subprocess.run(["qemu-aarch64-static", program], check=False, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "sha256: armv8 beside portable" in done.stdout
