@@ -299,6 +299,8 @@ def test_native_equals_pure(chain, parent, key, seed, bigram):
     forms = [token_ids, tuple(token_ids), array("Q", token_ids), array("q", token_ids)]
     if all(token < 2**32 for token in token_ids):
         forms.append(array("I", token_ids))
+    if all(token < 2**31 for token in token_ids):
+        forms.append(array("i", token_ids))
     for form in forms:
         for function, *arguments in [
             ("chain_sha256_cbor", block_size, parent, extras),

@@ -1,6 +1,5 @@
 """Token ids as machine words, in Python: what every kernel of `_pure` reads."""
 
-import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -67,8 +66,30 @@ def packed_u32(token_ids: Sequence[int]) -> bytes:
     Raises:
         HashingError: a value is not an integer in 0..2**32-1.
     """
-    words = words_u32(token_ids)
-    return struct.pack(f"<{len(words)}I", *words)
+    words = _array_u32(token_ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def _array_u32(token_ids: Sequence[int]) -> "array[int]":
+    if isinstance(token_ids, list | tuple):
+        try:
+            return array("I", token_ids)
+        except (TypeError, ValueError, OverflowError):
+            return array("I", words_u32(token_ids))  # tells which one is bad
+    try:
+        view = memoryview(token_ids)  # type: ignore[arg-type]
+    except TypeError:
+        return array("I", words_u32(token_ids))
+    data = view.tobytes()
+    # A negative id has the top bit of its top byte set: no ASCII byte has it.
+    good = view.format == "I" or (view.format == "i" and data[_TOP_BYTE // 2 :: 4].isascii())
+    if view.ndim != 1 or not good:
+        return array("I", words_u32(token_ids))
+    words = array("I")
+    words.frombytes(data)
+    return words
 
 
 def little_endian(words: "array[int]") -> bytes:

@@ -159,8 +159,8 @@ cdef bint _keys_of_sequence(const kva_xxh3_key *key, object ids, size_t block_si
         blocks = chunk.count // block_size
         kva_block_keys(key, &chunk, block_size, parent, NULL, out)
         if blocks > 0:
+            parent = out[blocks - 1]
             out += blocks
-            parent = out[-1]
         first += chunk.count
     return True
 

@@ -98,7 +98,7 @@ class LlmdHasher:
         Raises:
             HashingError: bad token ids, block size, model or extras.
 
-        Cost: O(n), for a 16-token block 0.2 us with FNV (18 us in Python), 0.1 us with XXH64 (1.7 us in Python).
+        Cost: O(n), for a 16-token block 0.2 us with FNV (18 us in Python), 0.05 us with XXH64 (0.5 us in Python).
         """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
