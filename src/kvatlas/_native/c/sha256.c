@@ -8,7 +8,8 @@
 #define KVA_HAVE_SHA_NI 1
 #include <cpuid.h>
 #include <immintrin.h>
-#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && (defined(__linux__) || defined(__ARM_FEATURE_SHA2))
+#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && \
+    (defined(__linux__) || defined(__ARM_FEATURE_SHA2))
 #define KVA_HAVE_ARM_SHA2 1
 #include <arm_neon.h>
 #ifndef __ARM_FEATURE_SHA2
