@@ -23,6 +23,8 @@ CBOR_CHAINS = [case for case in GOLDEN["chains"] if case["algo"] == "sha256_cbor
 NONE_HASHES = {case["seed"]: case["hex"] for case in GOLDEN["none_hash"] if case["algo"] == "sha256_cbor"}
 BASIS = 0xCBF29CE484222325
 
+ARM_TOOLS = shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64-static")
+
 both = pytest.mark.parametrize("kernels", BACKENDS)
 needs_native = pytest.mark.skipif(NATIVE is None, reason=NOT_BUILT)
 
@@ -32,11 +34,14 @@ TOKEN = st.one_of(
 EXTRA = st.none() | st.binary(max_size=200)
 
 
+U32_TOKEN = st.one_of(st.integers(0, 300), st.integers(0, 2**17), st.integers(0, 2**32 - 1))
+
+
 @st.composite
-def chains(draw):
+def chains(draw, tokens=TOKEN):
     """Token ids, a block size, and extras for each block or none."""
     block_size = draw(st.integers(1, 40))
-    token_ids = draw(st.lists(TOKEN, max_size=130))
+    token_ids = draw(st.lists(tokens, max_size=130))
     num_blocks = len(token_ids) // block_size
     extras = draw(st.none() | st.lists(EXTRA, min_size=num_blocks, max_size=num_blocks))
     return token_ids, block_size, extras
@@ -198,28 +203,138 @@ def test_xxh3_equals_the_library_at_every_length(kernels):
         ]
 
 
+@both
+@given(st.binary(max_size=2500), st.integers(0, 2**64 - 1))
+def test_xxh3_128_equals_the_library(kernels, data, seed):
+    """Any bytes, any seed."""
+    assert kernels.xxh3_128(data, seed) == xxhash.xxh3_128_digest(data, seed)
+
+
+@both
+def test_xxh3_128_equals_the_library_at_every_length(kernels):
+    """Each length up to 300 and around the long form's inner blocks: all the ways the algorithm reads its input."""
+    data = bytes(number * 37 % 251 for number in range(4200))
+    lengths = [*range(301), *range(1000, 1100), *range(2040, 2060), *range(4090, 4200)]
+    for seed in (0, 1, 2**64 - 1):
+        assert [kernels.xxh3_128(data[:n], seed) for n in lengths] == [
+            xxhash.xxh3_128_digest(data[:n], seed) for n in lengths
+        ]
+
+
+@both
+@given(chains(), st.binary(max_size=40))
+def test_xxh3_128_cbor_equals_the_libraries(kernels, chain, parent):
+    """The digests of xxhash over cbor2's canonical form, block by block."""
+    token_ids, block_size, extras = chain
+    expected = []
+    for block in range(len(token_ids) // block_size):
+        ids = token_ids[block * block_size : (block + 1) * block_size]
+        extra = b"\xf6" if extras is None or extras[block] is None else extras[block]
+        parent_and_ids = cbor2.dumps((parent if not expected else expected[-1], ids), canonical=True)[1:]
+        expected.append(xxhash.xxh3_128_digest(b"\x83" + parent_and_ids + extra))
+    assert kernels.chain_xxh3_128_cbor(token_ids, block_size, parent, extras) == expected
+
+
+def u32_bytes(token_ids):
+    """Ids as 4 bytes little-endian each."""
+    return b"".join(token.to_bytes(4, "little") for token in token_ids)
+
+
+@both
+@given(chains(U32_TOKEN), st.integers(0, 2**64 - 1))
+def test_xxh64_chain_equals_the_library(kernels, chain, parent):
+    """XXH64 over parent, ids and extra, block by block; long blocks reach the algorithm's four lanes."""
+    token_ids, block_size, extras = chain
+    keys = kernels.chain_xxh64(token_ids, block_size, parent, extras).tolist()
+    assert len(keys) == len(token_ids) // block_size
+    for block, key in enumerate(keys):
+        ids = token_ids[block * block_size : (block + 1) * block_size]
+        extra = (extras and extras[block]) or b""
+        assert key == xxhash.xxh64_intdigest(parent.to_bytes(8, "little") + u32_bytes(ids) + extra)
+        parent = key
+
+
+@both
+@given(chains(U32_TOKEN), st.integers(0, 2**64 - 1), st.integers(0, 3))
+def test_xxh3_blocks_equal_the_library(kernels, chain, seed, overlap):
+    """XXH3-64 over each block's window of ids and its extra; a window that is not complete is left out."""
+    token_ids, block_size, extras = chain
+    starts = range(0, len(token_ids) - block_size - overlap + 1, block_size)
+    windows = [u32_bytes(token_ids[start : start + block_size + overlap]) for start in starts]
+    tails = [(extras and extras[block]) or b"" for block in range(len(windows))]
+    expected = [xxhash.xxh3_64_intdigest(window + tail, seed) for window, tail in zip(windows, tails, strict=True)]
+    assert kernels.xxh3_blocks(token_ids, block_size, seed, extras, overlap=overlap).tolist() == expected
+
+
+@both
+@given(
+    st.lists(st.integers(0, 2**64 - 1), max_size=9), st.none() | st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)
+)
+def test_xxh3_pairs_equal_the_library(kernels, hashes, parent, seed):
+    """XXH3-64 over the chained hash so far and the next one; without a parent the first starts the chain."""
+    for form in (hashes, tuple(hashes), array("Q", hashes)):
+        chain = kernels.chain_xxh3_pairs(form, parent, seed).tolist()
+        assert len(chain) == len(hashes)
+        for before, own, after in zip([parent, *chain], hashes, chain, strict=False):
+            pair = b"" if before is None else before.to_bytes(8, "little") + own.to_bytes(8, "little")
+            assert after == (xxhash.xxh3_64_intdigest(pair, seed) if pair else own)
+
+
 # Each other
+
+
+def outcome(kernels, function, *arguments, **options):
+    """What a call returns, or says when it refuses."""
+    try:
+        return getattr(kernels, function)(*arguments, **options)
+    except HashingError as error:
+        return str(error)
 
 
 @needs_native
 @given(chains(), st.binary(max_size=40), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.booleans())
 def test_native_equals_pure(chain, parent, key, seed, bigram):
-    """Every function, from every kind of sequence."""
+    """Every function, from every kind of sequence; those of 32-bit ids refuse wider ones in the same words."""
     token_ids, block_size, extras = chain
     forms = [token_ids, tuple(token_ids), array("Q", token_ids), array("q", token_ids)]
     if all(token < 2**32 for token in token_ids):
         forms.append(array("I", token_ids))
+    if all(token < 2**31 for token in token_ids):
+        forms.append(array("i", token_ids))
     for form in forms:
         for function, *arguments in [
             ("chain_sha256_cbor", block_size, parent, extras),
+            ("chain_xxh3_128_cbor", block_size, parent, extras),
             ("chain_xxh3", block_size, key, seed, extras),
             ("chain_fnv1a_cbor", block_size, key, extras),
+            ("chain_xxh64", block_size, key, extras),
+            ("xxh3_blocks", block_size, seed, extras),
         ]:
-            assert getattr(NATIVE, function)(form, *arguments) == getattr(_pure, function)(form, *arguments)
+            assert outcome(NATIVE, function, form, *arguments) == outcome(_pure, function, form, *arguments)
+        windows = outcome(NATIVE, "xxh3_blocks", form, block_size, seed, overlap=1)
+        assert windows == outcome(_pure, "xxh3_blocks", form, block_size, seed, overlap=1)
         pages = NATIVE.chain_sha256_pages(form, block_size, parent, bigram=bigram)
         assert pages == _pure.chain_sha256_pages(form, block_size, parent, bigram=bigram)
         assert NATIVE.pack_tokens(form).tolist() == _pure.pack_tokens(form).tolist() == token_ids
+    for first in (None, key):
+        assert NATIVE.chain_xxh3_pairs(token_ids, first, seed) == _pure.chain_xxh3_pairs(token_ids, first, seed)
     assert NATIVE.fnv1a_64(parent) == _pure.fnv1a_64(parent)
+    assert NATIVE.xxh3_128(parent, seed) == _pure.xxh3_128(parent, seed)
+
+
+@needs_native
+@given(
+    st.integers(1, 140),
+    st.lists(st.tuples(st.integers(0, 600), st.sampled_from([0, 2**30, 2**62, True, -1, 2**63, 1.0])), max_size=3),
+)
+def test_long_lists_are_read_alike(block_size, odd):
+    """Lists longer than what is read at once, with plain, large, odd and bad ids anywhere in them."""
+    token_ids = [number * 977 % 128_000 for number in range(601)]
+    for position, value in odd:
+        token_ids[position] = value
+    for form in (token_ids, tuple(token_ids)):
+        keys = outcome(NATIVE, "chain_xxh3", form, block_size, 5, 7)
+        assert keys == outcome(_pure, "chain_xxh3", form, block_size, 5, 7)
 
 
 @needs_native
@@ -302,6 +417,9 @@ def test_bad_token_ids_are_refused(kernels, token_ids):
         lambda ids: kernels.chain_sha256_pages(ids, 1),
         lambda ids: kernels.chain_xxh3(ids, 1, 0, 0),
         lambda ids: kernels.chain_fnv1a_cbor(ids, 1, 0),
+        lambda ids: kernels.chain_xxh3_128_cbor(ids, 1, b""),
+        lambda ids: kernels.chain_xxh64(ids, 1, 0),
+        lambda ids: kernels.xxh3_blocks(ids, 1, 0),
     ):
         with pytest.raises(HashingError, match="token id"):
             call(token_ids)
@@ -319,6 +437,22 @@ def test_bad_token_ids_are_refused(kernels, token_ids):
         (lambda k: k.chain_fnv1a_cbor([1], 1, -1), "parent key must be"),
         (lambda k: k.chain_fnv1a_cbor([1, 2], 1, 0, [None]), "one entry for each of 2 blocks"),
         (lambda k: k.xxh3_64(b"", 2**64), "seed must be"),
+        (lambda k: k.xxh3_128(b"", -1), "seed must be"),
+        (lambda k: k.chain_xxh3_128_cbor([1], 0, b""), "block size must be"),
+        (lambda k: k.chain_xxh3_128_cbor([1, 2], 1, b"", [None]), "one entry for each of 2 blocks"),
+        (lambda k: k.chain_xxh64([1], 1, 2**64), "parent key must be"),
+        (lambda k: k.chain_xxh64([1], 0, 1), "block size must be"),
+        (lambda k: k.chain_xxh64([1, 2**32], 1, 1), r"expected 0\.\.2\^32-1, got 4294967296"),
+        (lambda k: k.chain_fnv1a_cbor([1, 2**32], 2, 1), r"expected 0\.\.2\^32-1, got 4294967296"),
+        (lambda k: k.xxh3_blocks([1, 2**32], 3, 1), r"expected 0\.\.2\^32-1, got 4294967296"),
+        (lambda k: k.xxh3_blocks([1], 1, 2**64), "seed must be"),
+        (lambda k: k.xxh3_blocks([1], 1, 1, overlap=-1), "overlap must be"),
+        (lambda k: k.chain_xxh3_pairs([1], 2**64, 0), "parent key must be"),
+        (lambda k: k.chain_xxh3_pairs([1], None, -1), "seed must be"),
+        (lambda k: k.chain_xxh3_pairs([2**64], None, 0), "hashes must be"),
+        (lambda k: k.chain_xxh3_pairs([-1], None, 0), "hashes must be"),
+        (lambda k: k.chain_xxh3_pairs(["1"], None, 0), "hashes must be"),
+        (lambda k: k.chain_xxh3_pairs(5, None, 0), "hashes must be"),
     ],
 )
 def test_bad_arguments_are_refused(kernels, call, message):
@@ -366,3 +500,17 @@ def test_c_files_run_clean_under_the_sanitizers():
         pytest.skip("this compiler has no sanitizers")
     assert done.returncode == 0, done.stderr
     assert "all kernels well" in done.stdout
+
+
+@pytest.mark.skipif(not ARM_TOOLS, reason="no aarch64-linux-gnu-gcc or no qemu-aarch64-static")
+def test_c_files_run_well_on_an_emulated_arm(tmp_path):
+    """The C driver, built for ARMv8, finds its SHA-256 instructions there and ends well."""
+    sources = PROJECT_ROOT / "src/kvatlas/_native/c"
+    driver, program = PROJECT_ROOT / "tests/native/driver.c", tmp_path / "driver"
+    flags = ["-std=c11", "-O2", "-static", "-I", sources]
+    subprocess.run(
+        ["aarch64-linux-gnu-gcc", *flags, "-o", program, driver, *sources.glob("*.c")], check=True, timeout=110
+    )
+    done = subprocess.run(["qemu-aarch64-static", program], check=False, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "sha256: armv8 beside portable" in done.stdout

@@ -7,6 +7,7 @@
 #include "chain.h"
 #include "fnv1a.h"
 #include "xxh3.h"
+#include "xxh64.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +78,11 @@ static void check_xxh3(void)
 {
     kva_xxh3_key key;
     kva_xxh3_prepare(&key, 0);
+    uint8_t digest[16];
+    kva_xxh3_128(&key, (const uint8_t *)"", 0, digest);
+    expect_hex(digest, 16, "99aa06d3014798d86001c324468d497f", "XXH3-128 of nothing");
     expect(kva_xxh3_64(&key, (const uint8_t *)"", 0) == 0x2d06800538d394c2u, "XXH3-64 of nothing");
+    expect(kva_xxh64((const uint8_t *)"", 0, 0) == 0xef46db3751d8e999u, "XXH64 of nothing");
     for (size_t length = 0; length < 2200; length += length < 300 ? 1 : 61) {
         uint8_t *data = allocate(length);
         for (size_t i = 0; i < length; i++)
@@ -87,6 +92,14 @@ static void check_xxh3(void)
         if (length > 0) {
             data[length / 2] ^= 1;
             expect(kva_xxh3_64(&key, data, length) != hash, "XXH3-64 sees every byte");
+            uint8_t one[16], other[16];
+            kva_xxh3_128(&key, data, length, one);
+            data[length - 1] ^= 1;
+            kva_xxh3_128(&key, data, length, other);
+            expect(memcmp(one, other, 16) != 0, "XXH3-128 sees every byte");
+            hash = kva_xxh64(data, length, length);
+            data[length / 3] ^= 1;
+            expect(kva_xxh64(data, length, length) != hash, "XXH64 sees every byte");
         }
         free(data);
     }
@@ -155,8 +168,17 @@ static void check_chains_of(kva_token_kind kind, size_t count, size_t block_size
     uint64_t *same = allocate(blocks * 8);
     expect(kva_block_keys(&key, &tokens, block_size, 1, extras, same) == KVA_OK, "block keys");
     expect(memcmp(keys, same, blocks * 8) == 0, "a key prepared by the caller gives the same");
+    expect(kva_chain_xxh3_128_cbor(&tokens, block_size, parent, 32, extras, digests) == KVA_OK, "xxh3-128 chain");
+    expect(kva_chain_xxh3_128_cbor(&tokens, block_size, NULL, 0, extras, digests) == KVA_OK, "no parent");
+    kva_chain_xxh3_pairs(&key, keys, blocks, NULL, same);
+    expect(blocks == 0 || same[0] == keys[0], "without a parent the first hash stays");
+    kva_chain_xxh3_pairs(&key, keys, blocks, &(uint64_t){5}, same);
+    kva_status status = limit >> 32 ? KVA_BAD_TOKEN : KVA_OK; /* the large ids at hand do not fit 32 bits */
+    expect(kva_chain_fnv1a_cbor(&tokens, block_size, UINT64_MAX, extras, keys) == status, "fnv chain");
+    expect(kva_chain_xxh64(&tokens, block_size, UINT64_MAX, extras, keys) == status, "xxh64 chain");
+    for (size_t overlap = 0; overlap < 2; overlap++)
+        expect(kva_xxh3_blocks(&key, &tokens, block_size, overlap, extras, keys) == status, "xxh3 blocks");
     free(same);
-    expect(kva_chain_fnv1a_cbor(&tokens, block_size, UINT64_MAX, extras, keys) == KVA_OK, "fnv chain");
     free(ids), free(extras), free(digests), free(others), free(pairs), free(keys);
 }
 
@@ -187,6 +209,11 @@ static void check_refusals(void)
         expect(kva_chain_sha256_pages(kva_sha256_portable, &bad[i], 2, 0, NULL, 0, digests) == KVA_BAD_TOKEN, "pages");
         expect(kva_chain_xxh3(&bad[i], 2, 0, 0, NULL, keys) == KVA_BAD_TOKEN, "xxh3");
         expect(kva_chain_fnv1a_cbor(&bad[i], 2, 0, NULL, keys) == KVA_BAD_TOKEN, "fnv");
+        expect(kva_chain_xxh3_128_cbor(&bad[i], 2, NULL, 0, NULL, digests) == KVA_BAD_TOKEN, "xxh3-128");
+        expect(kva_chain_xxh64(&bad[i], 2, 0, NULL, keys) == KVA_BAD_TOKEN, "xxh64");
+        kva_xxh3_key key;
+        kva_xxh3_prepare(&key, 0);
+        expect(kva_xxh3_blocks(&key, &bad[i], 2, 0, NULL, keys) == KVA_BAD_TOKEN, "blocks");
     }
     expect(kva_fnv1a_64((const uint8_t *)"42", 2, KVA_FNV1A_BASIS) == 0x07ee7e07b4b19223u, "FNV-1a-64 of 42");
 }

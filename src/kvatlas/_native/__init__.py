@@ -19,6 +19,9 @@ __all__ = [
     "chain_sha256_cbor",
     "chain_sha256_pages",
     "chain_xxh3",
+    "chain_xxh3_128_cbor",
+    "chain_xxh3_pairs",
+    "chain_xxh64",
     "choose",
     "fnv1a_64",
     "load_native",
@@ -26,15 +29,22 @@ __all__ = [
     "new_index_core",
     "pack_tokens",
     "xxh3_64",
+    "xxh3_128",
+    "xxh3_blocks",
 ]
 
 chain_fnv1a_cbor = kernels.chain_fnv1a_cbor
 chain_sha256_cbor = kernels.chain_sha256_cbor
 chain_sha256_pages = kernels.chain_sha256_pages
 chain_xxh3 = kernels.chain_xxh3
+chain_xxh3_128_cbor = kernels.chain_xxh3_128_cbor
+chain_xxh3_pairs = kernels.chain_xxh3_pairs
+chain_xxh64 = kernels.chain_xxh64
 fnv1a_64 = kernels.fnv1a_64
 pack_tokens = kernels.pack_tokens
 xxh3_64 = kernels.xxh3_64
+xxh3_128 = kernels.xxh3_128
+xxh3_blocks = kernels.xxh3_blocks
 
 
 def backend_name() -> str:

@@ -1,6 +1,7 @@
 """Checks of what both backends are given, so that they refuse the same things in the same words."""
 
 import operator
+from array import array
 from collections.abc import Iterable, Sequence
 
 from kvatlas.errors import HashingError, IndexStateError
@@ -8,14 +9,17 @@ from kvatlas.errors import HashingError, IndexStateError
 __all__ = [
     "MAX_PLANES",
     "MAX_TOKEN_ID",
+    "MAX_U32",
     "MAX_WORKERS",
     "bad_token_ids",
     "count_blocks",
     "foreign_batch",
+    "hash_words",
     "index_full",
     "no_such_plane",
     "no_such_worker",
     "require_extras",
+    "require_overlap",
     "require_pairs",
     "require_u64",
 ]
@@ -23,13 +27,20 @@ __all__ = [
 MAX_TOKEN_ID = 2**63 - 1
 MAX_WORKERS = 4096
 MAX_PLANES = 256
+MAX_U32 = 2**32 - 1
 _SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64
 
 
-def bad_token_ids(token_ids: object, reason: object) -> HashingError:
-    """The error of refused token ids: it names the first bad one by its value, else the sequence by its type."""
+def bad_token_ids(token_ids: object, reason: object, most: int = MAX_TOKEN_ID) -> HashingError:
+    """The error of refused token ids: it names the first bad one by its value, else the sequence by its type.
+
+    Args:
+        token_ids: what was given.
+        reason: why, when it is not a value.
+        most: largest id that is taken, `MAX_TOKEN_ID` or `MAX_U32`.
+    """
     for token_id in token_ids if isinstance(token_ids, Iterable) else ():
         try:
             value = operator.index(token_id)
@@ -38,6 +49,8 @@ def bad_token_ids(token_ids: object, reason: object) -> HashingError:
         if not 0 <= value <= MAX_TOKEN_ID:
             shown = value if value.bit_length() <= _SHOWN_BITS else f"of {value.bit_length()} bits"
             return HashingError(f"token id {shown} is {'negative' if value < 0 else 'too large'}: expected 0..2^63-1")
+        if value > most:
+            return HashingError(f"this dialect hashes 32-bit token ids: expected 0..2^32-1, got {value}")
     return HashingError(
         f"token ids must be a sequence of integers in 0..2^63-1, got {type(token_ids).__name__}: {reason}"
     )
@@ -62,6 +75,30 @@ def require_u64(name: str, value: int) -> None:
     """
     if not 0 <= value < _U64_LIMIT:
         raise HashingError(f"{name} must be in 0..2**64-1, got {value}")
+
+
+def require_overlap(overlap: int) -> None:
+    """Refuse a number of tokens a block reads of the next one that is none.
+
+    Raises:
+        HashingError: not in 0..2**32-1.
+    """
+    if not 0 <= overlap < _U32_LIMIT:
+        raise HashingError(f"the overlap must be in 0..2**32-1 tokens, got {overlap}")
+
+
+def hash_words(hashes: Sequence[int]) -> "array[int]":
+    """Return 64-bit hashes as machine words; an `array("Q")` as it came.
+
+    Raises:
+        HashingError: a value is not an integer in 0..2**64-1.
+    """
+    if isinstance(hashes, array) and hashes.typecode == "Q":
+        return hashes
+    try:
+        return array("Q", list(hashes))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise HashingError(f"hashes must be integers in 0..2**64-1: {error}") from error
 
 
 def require_extras(extras: Sequence[bytes | None] | None, num_blocks: int) -> None:

@@ -9,9 +9,18 @@ from array import array
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize, PyBytes_Size
 from libc.stdint cimport uint8_t, uint64_t
 
-from kvatlas._native.arguments import count_blocks, require_u64
+from kvatlas._native.arguments import count_blocks, hash_words, require_overlap, require_u64
 
 include "tokens.pxi"
+
+
+cdef extern from "xxh3.h":
+    ctypedef struct kva_xxh3_key:
+        pass
+
+    void kva_xxh3_prepare(kva_xxh3_key *key, uint64_t seed)
+    uint64_t kva_xxh3_64(const kva_xxh3_key *key, const uint8_t *data, size_t length)
+    void kva_xxh3_128(const kva_xxh3_key *key, const uint8_t *data, size_t length, uint8_t *digest)
 
 
 cdef extern from "chain.h":
@@ -23,8 +32,16 @@ cdef extern from "chain.h":
                                      uint8_t *out)
     kva_status kva_chain_sha256_pages(kva_sha256 sha256, const kva_tokens *tokens, size_t page_size,
                                       bint bigram, const uint8_t *parent, size_t parent_length, uint8_t *out)
-    kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
+    kva_status kva_block_keys(const kva_xxh3_key *key, const kva_tokens *tokens, size_t block_size, uint64_t parent,
                               const kva_extra *extras, uint64_t *out)
+    kva_status kva_chain_xxh3_128_cbor(const kva_tokens *tokens, size_t block_size, const uint8_t *parent,
+                                       size_t parent_length, const kva_extra *extras, uint8_t *out)
+    kva_status kva_chain_xxh64(const kva_tokens *tokens, size_t block_size, uint64_t parent, const kva_extra *extras,
+                               uint64_t *out)
+    kva_status kva_xxh3_blocks(const kva_xxh3_key *key, const kva_tokens *tokens, size_t block_size, size_t overlap,
+                               const kva_extra *extras, uint64_t *out)
+    void kva_chain_xxh3_pairs(const kva_xxh3_key *key, const uint64_t *hashes, size_t count, const uint64_t *parent,
+                              uint64_t *out)
     kva_status kva_chain_fnv1a_cbor(const kva_tokens *tokens, size_t block_size, uint64_t parent,
                                     const kva_extra *extras, uint64_t *out)
 
@@ -34,25 +51,17 @@ cdef extern from "fnv1a.h":
     uint64_t kva_fnv1a_64(const uint8_t *data, size_t length, uint64_t hash)
 
 
-cdef extern from "xxh3.h":
-    ctypedef struct kva_xxh3_key:
-        pass
-
-    void kva_xxh3_prepare(kva_xxh3_key *key, uint64_t seed)
-    uint64_t kva_xxh3_64(const kva_xxh3_key *key, const uint8_t *data, size_t length)
-
-
 cdef const char *_sha256_name
 cdef kva_sha256 _sha256 = kva_sha256_best(&_sha256_name)
 
 BACKEND = "native (%s)" % (<bytes>_sha256_name).decode()
 
 
-cdef list _split(bytes digests):
+cdef list _split(bytes digests, Py_ssize_t size):
     """Joined digests, one each."""
     cdef const char *at = PyBytes_AsString(digests)
     cdef Py_ssize_t i
-    return [PyBytes_FromStringAndSize(at + 32 * i, 32) for i in range(PyBytes_Size(digests) // 32)]
+    return [PyBytes_FromStringAndSize(at + size * i, size) for i in range(PyBytes_Size(digests) // size)]
 
 
 def pack_tokens(token_ids, /):
@@ -65,16 +74,31 @@ def pack_tokens(token_ids, /):
 def chain_sha256_cbor(token_ids, block_size, bytes parent not None, extras=None, /):
     tokens = _Tokens(token_ids)
     num_blocks = count_blocks(tokens.c.count, block_size)
-    cdef _Extras encoded = None if extras is None else _Extras(extras, num_blocks)
+    encoded = _Extras(extras, num_blocks)
     cdef bytes digests = PyBytes_FromStringAndSize(NULL, 32 * num_blocks)
     _require_ok(
         kva_chain_sha256_cbor(
             _sha256, &tokens.c, block_size, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent),
-            NULL if encoded is None else encoded.c, <uint8_t *>PyBytes_AsString(digests),
+            encoded.c, <uint8_t *>PyBytes_AsString(digests),
         ),
         token_ids,
     )
-    return _split(digests)
+    return _split(digests, 32)
+
+
+def chain_xxh3_128_cbor(token_ids, block_size, bytes parent not None, extras=None, /):
+    tokens = _Tokens(token_ids)
+    num_blocks = count_blocks(tokens.c.count, block_size)
+    encoded = _Extras(extras, num_blocks)
+    cdef bytes digests = PyBytes_FromStringAndSize(NULL, 16 * num_blocks)
+    _require_ok(
+        kva_chain_xxh3_128_cbor(
+            &tokens.c, block_size, <const uint8_t *>PyBytes_AsString(parent), PyBytes_Size(parent), encoded.c,
+            <uint8_t *>PyBytes_AsString(digests),
+        ),
+        token_ids,
+    )
+    return _split(digests, 16)
 
 
 def chain_sha256_pages(token_ids, page_size, bytes parent not None=b"", /, *, bint bigram=False):
@@ -89,39 +113,115 @@ def chain_sha256_pages(token_ids, page_size, bytes parent not None=b"", /, *, bi
         ),
         token_ids,
     )
-    return _split(digests)
+    return _split(digests, 32)
 
 
 def chain_xxh3(token_ids, block_size, parent, seed, extras=None, /):
-    tokens = _Tokens(token_ids)
-    num_blocks = count_blocks(tokens.c.count, block_size)
     require_u64("a parent key", parent)
     require_u64("the seed", seed)
-    cdef _Extras encoded = None if extras is None else _Extras(extras, num_blocks)
-    cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
+    cdef kva_xxh3_key key
+    kva_xxh3_prepare(&key, seed)
+    cdef bytes keys
+    if extras is None and (type(token_ids) is list or type(token_ids) is tuple):
+        if 1 <= block_size <= CHUNK:
+            keys = PyBytes_FromStringAndSize(NULL, 8 * count_blocks(len(token_ids), block_size))
+            if _keys_of_sequence(&key, token_ids, block_size, parent, keys):
+                return array("Q", keys)
+    tokens = _Tokens(token_ids)
+    num_blocks = count_blocks(tokens.c.count, block_size)
+    encoded = _Extras(extras, num_blocks)
+    keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
     _require_ok(
-        kva_chain_xxh3(
-            &tokens.c, block_size, parent, seed, NULL if encoded is None else encoded.c,
-            <uint64_t *>PyBytes_AsString(keys),
-        ),
-        token_ids,
+        kva_block_keys(&key, &tokens.c, block_size, parent, encoded.c, <uint64_t *>PyBytes_AsString(keys)), token_ids
     )
     return array("Q", keys)
+
+
+cdef enum:
+    CHUNK = 128
+
+
+cdef bint _keys_of_sequence(const kva_xxh3_key *key, object ids, size_t block_size, uint64_t parent, bytes keys):
+    """Block keys of a list or tuple of plain integers, read a little ahead of the hash; False when it holds others.
+
+    A long prompt's words would otherwise be written to memory and read again, which costs as much as hashing them.
+    """
+    cdef uint64_t words[CHUNK]
+    cdef uint64_t *out = <uint64_t *>PyBytes_AsString(keys)
+    cdef size_t count = len(ids), first = 0, blocks
+    cdef kva_tokens chunk
+    chunk.data = words
+    chunk.kind = KVA_U64
+    while first < count:
+        chunk.count = min(CHUNK // block_size * block_size, count - first)
+        if not kva_sequence_words(ids, <Py_ssize_t>first, <Py_ssize_t>chunk.count, words):
+            return False
+        blocks = chunk.count // block_size
+        kva_block_keys(key, &chunk, block_size, parent, NULL, out)
+        if blocks > 0:
+            parent = out[blocks - 1]
+            out += blocks
+        first += chunk.count
+    return True
 
 
 def chain_fnv1a_cbor(token_ids, block_size, parent, extras=None, /):
-    tokens = _Tokens(token_ids)
+    tokens = _tokens_u32(token_ids)
     num_blocks = count_blocks(tokens.c.count, block_size)
     require_u64("a parent key", parent)
-    cdef _Extras encoded = None if extras is None else _Extras(extras, num_blocks)
+    encoded = _Extras(extras, num_blocks)
     cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
     _require_ok(
-        kva_chain_fnv1a_cbor(
-            &tokens.c, block_size, parent, NULL if encoded is None else encoded.c, <uint64_t *>PyBytes_AsString(keys)
-        ),
-        token_ids,
+        kva_chain_fnv1a_cbor(&tokens.c, block_size, parent, encoded.c, <uint64_t *>PyBytes_AsString(keys)),
+        token_ids, MAX_U32,
     )
     return array("Q", keys)
+
+
+def chain_xxh64(token_ids, block_size, parent, extras=None, /):
+    require_u64("a parent key", parent)
+    tokens = _tokens_u32(token_ids)
+    num_blocks = count_blocks(tokens.c.count, block_size)
+    encoded = _Extras(extras, num_blocks)
+    cdef bytes keys = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
+    _require_ok(
+        kva_chain_xxh64(&tokens.c, block_size, parent, encoded.c, <uint64_t *>PyBytes_AsString(keys)),
+        token_ids, MAX_U32,
+    )
+    return array("Q", keys)
+
+
+def xxh3_blocks(token_ids, block_size, seed, extras=None, /, *, overlap=0):
+    require_u64("the seed", seed)
+    require_overlap(overlap)
+    tokens = _tokens_u32(token_ids)
+    num_blocks = count_blocks(max(<Py_ssize_t>tokens.c.count - <Py_ssize_t>overlap, 0), block_size)
+    encoded = _Extras(extras, num_blocks)
+    cdef bytes hashes = PyBytes_FromStringAndSize(NULL, 8 * num_blocks)
+    cdef kva_xxh3_key key
+    kva_xxh3_prepare(&key, seed)
+    _require_ok(
+        kva_xxh3_blocks(&key, &tokens.c, block_size, overlap, encoded.c, <uint64_t *>PyBytes_AsString(hashes)),
+        token_ids, MAX_U32,
+    )
+    return array("Q", hashes)
+
+
+def chain_xxh3_pairs(hashes, parent, seed, /):
+    require_u64("the seed", seed)
+    cdef uint64_t first = 0
+    if parent is not None:
+        require_u64("a parent key", parent)
+        first = parent
+    cdef bytes words = hash_words(hashes).tobytes()
+    cdef bytes chain = PyBytes_FromStringAndSize(NULL, PyBytes_Size(words))
+    cdef kva_xxh3_key key
+    kva_xxh3_prepare(&key, seed)
+    kva_chain_xxh3_pairs(
+        &key, <const uint64_t *>PyBytes_AsString(words), <size_t>PyBytes_Size(words) // 8,
+        NULL if parent is None else &first, <uint64_t *>PyBytes_AsString(chain),
+    )
+    return array("Q", chain)
 
 
 def fnv1a_64(bytes data not None, /):
@@ -133,3 +233,12 @@ def xxh3_64(bytes data not None, seed, /):
     cdef kva_xxh3_key key
     kva_xxh3_prepare(&key, seed)
     return kva_xxh3_64(&key, <const uint8_t *>PyBytes_AsString(data), <size_t>PyBytes_Size(data))
+
+
+def xxh3_128(bytes data not None, seed, /):
+    require_u64("the seed", seed)
+    cdef kva_xxh3_key key
+    cdef uint8_t digest[16]
+    kva_xxh3_prepare(&key, seed)
+    kva_xxh3_128(&key, <const uint8_t *>PyBytes_AsString(data), <size_t>PyBytes_Size(data), digest)
+    return PyBytes_FromStringAndSize(<const char *>digest, 16)

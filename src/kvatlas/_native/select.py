@@ -20,9 +20,14 @@ NAMES = (
     "chain_sha256_cbor",
     "chain_sha256_pages",
     "chain_xxh3",
+    "chain_xxh3_128_cbor",
+    "chain_xxh3_pairs",
+    "chain_xxh64",
     "fnv1a_64",
     "pack_tokens",
     "xxh3_64",
+    "xxh3_128",
+    "xxh3_blocks",
 )
 """What a backend consists of. Written out, so that a stale extension is noticed at import and not at the first call."""
 
@@ -51,8 +56,26 @@ class Kernels(Protocol):
     def chain_fnv1a_cbor(
         self, token_ids: Sequence[int], block_size: int, parent: int, extras: Sequence[bytes | None] | None = None, /
     ) -> "array[int]": ...
+    def chain_xxh3_128_cbor(
+        self, token_ids: Sequence[int], block_size: int, parent: bytes, extras: Sequence[bytes | None] | None = None, /
+    ) -> list[bytes]: ...
+    def chain_xxh64(
+        self, token_ids: Sequence[int], block_size: int, parent: int, extras: Sequence[bytes | None] | None = None, /
+    ) -> "array[int]": ...
+    def xxh3_blocks(
+        self,
+        token_ids: Sequence[int],
+        block_size: int,
+        seed: int,
+        extras: Sequence[bytes | None] | None = None,
+        /,
+        *,
+        overlap: int = 0,
+    ) -> "array[int]": ...
+    def chain_xxh3_pairs(self, hashes: Sequence[int], parent: int | None, seed: int, /) -> "array[int]": ...
     def fnv1a_64(self, data: bytes, /) -> int: ...
     def xxh3_64(self, data: bytes, seed: int, /) -> int: ...
+    def xxh3_128(self, data: bytes, seed: int, /) -> bytes: ...
 
 
 def load_native() -> Kernels | None:

@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from kvatlas._native import _pure
-from kvatlas._native.arguments import bad_token_ids, require_extras
+from kvatlas._native.arguments import MAX_TOKEN_ID, MAX_U32, bad_token_ids, require_extras
 
 
 cdef extern from "tokens.h":
@@ -26,6 +26,7 @@ cdef extern from "tokens.h":
         kva_token_kind kind
 
     bint kva_tokens_valid(const kva_tokens *tokens)
+    bint kva_tokens_fit(const kva_tokens *tokens, int bits)
 
 
 cdef extern from "chain.h":
@@ -40,7 +41,7 @@ cdef extern from "chain.h":
 
 
 cdef extern from "python_ints.h":
-    bint kva_sequence_words(object sequence, Py_ssize_t count, uint64_t *words)
+    bint kva_sequence_words(object sequence, Py_ssize_t first, Py_ssize_t count, uint64_t *words)
 
 
 cdef bint _kind_of(const Py_buffer *view, kva_token_kind *kind) noexcept:
@@ -63,7 +64,7 @@ cdef bytes _sequence_words(object ids):
     """A list or tuple of plain integers as 64-bit words in bytes; None when it holds anything else."""
     cdef Py_ssize_t count = len(ids)
     cdef bytes words = PyBytes_FromStringAndSize(NULL, 8 * count)
-    return words if kva_sequence_words(ids, count, <uint64_t *>PyBytes_AsString(words)) else None
+    return words if kva_sequence_words(ids, 0, count, <uint64_t *>PyBytes_AsString(words)) else None
 
 
 cdef class _Tokens:
@@ -111,14 +112,14 @@ cdef class _Tokens:
 
 
 cdef class _Extras:
-    """Encoded extra keys of each block as the C side reads them."""
+    """Encoded extra keys of each block as the C side reads them; NULL for None."""
 
     cdef kva_extra *c
     cdef tuple owners
 
     def __cinit__(self, extras, Py_ssize_t num_blocks):
         require_extras(extras, num_blocks)
-        if num_blocks == 0:
+        if extras is None or num_blocks == 0:
             return
         self.owners = tuple(extras)
         self.c = <kva_extra *>malloc(<size_t>num_blocks * sizeof(kva_extra))
@@ -138,9 +139,17 @@ cdef class _Extras:
         free(self.c)
 
 
-cdef int _require_ok(kva_status status, object token_ids) except -1:
+cdef _Tokens _tokens_u32(token_ids):
+    """Token ids of which each fits 32 bits."""
+    tokens = _Tokens(token_ids)
+    if not kva_tokens_fit(&tokens.c, 32):
+        raise bad_token_ids(token_ids, "a value is too large", MAX_U32)
+    return tokens
+
+
+cdef int _require_ok(kva_status status, object token_ids, object most=MAX_TOKEN_ID) except -1:
     if status == KVA_NO_MEMORY:
         raise MemoryError
     if status == KVA_BAD_TOKEN:  # another thread or the owner changed them after they were checked
-        raise bad_token_ids(token_ids, "a value is negative or too large")
+        raise bad_token_ids(token_ids, "a value is negative or too large", most)
     return 0

@@ -1,8 +1,9 @@
 """What hashing a prompt costs: each chain of block hashes, beside the project whose hash it is or beside Python.
 
 Nanoseconds of processor time for each 16-token block, through the public calls, results made into Python objects. Ours
-runs here; a peer in a child process of an interpreter that has it, in turns, and the median of the rounds counts. vLLM
-must give the same digest, else there is no comparison. Rows without that peer are held against the Python kernels.
+runs here; a peer in a child process of an interpreter that has it, in turns, and the median of the rounds counts. Where
+both compute the same hash it must be equal, else there is no comparison. Rows without that peer, or whose hash it
+lacks a package for, are held against the Python kernels.
 """
 
 import os
@@ -21,7 +22,14 @@ from kvatlas.bench.child import PeerProcess, peer_process
 from kvatlas.bench.hash_peer import BLOCK_SIZE, HASH_SEED, median_ns, prompt
 from kvatlas.bench.report import BenchReport, BenchRow, machine_name
 from kvatlas.errors import ConfigError
-from kvatlas.hashing import BlockKeyHasher, VllmHasher
+from kvatlas.hashing import (
+    BlockKeyHasher,
+    LlmdHasher,
+    VllmHasher,
+    dynamo_local_hashes,
+    dynamo_seed,
+    dynamo_sequence_hashes,
+)
 
 __all__ = ["HASH_PEERS", "run_hash_bench"]
 
@@ -37,9 +45,10 @@ class _Work:
 
     Attributes:
         num_tokens: of the prompt, without the scale.
-        peer: whose hash it is, or None.
+        peer: what of `hash_peer` it is held against, or None; the first word is the project.
         ours: the public call.
         python: the same with the Python kernels.
+        equal: whether the peer computes the same hash.
     """
 
     name: str
@@ -47,28 +56,77 @@ class _Work:
     peer: str | None
     ours: Callable[[Sequence[int]], Sequence[Any]]
     python: Callable[[Kernels, Sequence[int]], object]
+    equal: bool = True
+
+    @property
+    def project(self) -> str | None:
+        """Whose peer it is."""
+        return self.peer.split()[0] if self.peer else None
 
 
 def _works() -> list[_Work]:
-    vllm = VllmHasher("sha256_cbor", HASH_SEED)
-    keys = BlockKeyHasher(_SEED)
-    root = keys.root_key()
-    none_hash = vllm.none_hash
+    return [*_vllm_works(), *_key_works(), *_dynamo_works(), *_python_works()]
+
+
+def _vllm_works() -> list[_Work]:
+    sha256, xxhash = VllmHasher("sha256_cbor", HASH_SEED), VllmHasher("xxhash_cbor", HASH_SEED)
     return [
         _Work(
             "vLLM sha256_cbor",
             1 << 15,
-            "vllm",
-            lambda ids: vllm.hash_tokens(ids, BLOCK_SIZE),
-            lambda python, ids: python.chain_sha256_cbor(ids, BLOCK_SIZE, none_hash),
+            "vllm sha256_cbor",
+            lambda ids: sha256.hash_tokens(ids, BLOCK_SIZE),
+            lambda python, ids: python.chain_sha256_cbor(ids, BLOCK_SIZE, sha256.none_hash),
         ),
+        _Work(
+            "vLLM xxhash_cbor",
+            1 << 15,
+            "vllm xxhash_cbor",
+            lambda ids: xxhash.hash_tokens(ids, BLOCK_SIZE),
+            lambda python, ids: python.chain_xxh3_128_cbor(ids, BLOCK_SIZE, xxhash.none_hash),
+        ),
+    ]
+
+
+def _key_works() -> list[_Work]:
+    keys = BlockKeyHasher(_SEED)
+    root = keys.root_key()
+    return [
         _Work(
             "block keys (XXH3)",
             1 << 17,
             "dynamo",
             lambda ids: keys.chain(ids, BLOCK_SIZE),
             lambda python, ids: python.chain_xxh3(ids, BLOCK_SIZE, root, _SEED),
+            equal=False,
+        )
+    ]
+
+
+def _dynamo_works() -> list[_Work]:
+    seed = dynamo_seed()
+    return [
+        _Work(
+            "Dynamo local hashes (XXH3)",
+            1 << 17,
+            "dynamo",
+            lambda ids: dynamo_local_hashes(ids, BLOCK_SIZE),
+            lambda python, ids: python.xxh3_blocks(ids, BLOCK_SIZE, seed),
         ),
+        _Work(
+            "Dynamo local and sequence hashes",
+            1 << 17,
+            None,
+            lambda ids: dynamo_sequence_hashes(dynamo_local_hashes(ids, BLOCK_SIZE)),
+            lambda python, ids: python.chain_xxh3_pairs(python.xxh3_blocks(ids, BLOCK_SIZE, seed), None, seed),
+        ),
+    ]
+
+
+def _python_works() -> list[_Work]:
+    """Chains of projects that have no peer process here."""
+    xxh64 = LlmdHasher("xxh64")
+    return [
         _Work(
             "SGLang pages (SHA-256)",
             1 << 15,
@@ -82,6 +140,13 @@ def _works() -> list[_Work]:
             None,
             lambda ids: _native.chain_fnv1a_cbor(ids, BLOCK_SIZE, _SEED),
             lambda python, ids: python.chain_fnv1a_cbor(ids, BLOCK_SIZE, _SEED),
+        ),
+        _Work(
+            "llm-d keys (XXH64)",
+            1 << 15,
+            None,
+            lambda ids: xxh64.chain(ids, BLOCK_SIZE, model="m"),
+            lambda python, ids: python.chain_xxh64(ids, BLOCK_SIZE, _SEED),
         ),
     ]
 
@@ -118,7 +183,7 @@ def run_hash_bench(
                 peer_process(interpreter, hash_peer.__file__, needs=HASH_PEERS[against], environment=environment)
             )
         rows = [
-            _row(work, form, child if work.peer == against else None, rounds, calls, scale)
+            _row(work, form, child if work.project == against else None, rounds, calls, scale)
             for work in _works()
             for form in ("array", "list")
         ]
@@ -132,29 +197,38 @@ def _row(work: _Work, form: str, child: PeerProcess | None, rounds: int, calls: 
     ids = token_ids if form == "list" else array("i", token_ids)
     python = choose("0")
 
-    def peer_ns() -> float:
-        if child is None or work.peer is None:
-            return median_ns(lambda: work.python(python, ids), 1)
+    def python_ns() -> float:
+        return median_ns(lambda: work.python(python, ids), 1)
+
+    def peer_ns() -> float | None:
+        if child is None:
+            return None
         answer = child.ask(peer=work.peer, num_tokens=num_tokens, form=form, calls=max(calls // 3, 1))
+        if answer["ns"] is None:
+            return None
         _require_equal(work, work.ours(ids)[-1], answer["last"])
         return float(answer["ns"])
 
-    ours, peers = [], []
+    ours, peers, named = [], [], "python"
     for _ in range(rounds):
         ours.append(median_ns(lambda: work.ours(ids), calls) / num_blocks)
-        peers.append(peer_ns() / num_blocks)
+        measured = peer_ns()
+        if measured is not None and work.project:
+            named = work.project
+        peers.append((python_ns() if measured is None else measured) / num_blocks)
     our_value, peer_value = statistics.median(ours), statistics.median(peers)
     return BenchRow(
         f"{work.name}, {num_tokens} tokens, {'int32 array' if form == 'array' else 'list'}",
         "ns/block",
         round(our_value, 1),
-        work.peer if child is not None else "python",
+        named,
         round(peer_value, 1),
         round(peer_value / our_value, 1),
     )
 
 
 def _require_equal(work: _Work, ours: object, peers: object) -> None:
-    """An engine's digest must be ours too; Dynamo's hash is another one, only its cost is compared."""
-    if isinstance(ours, bytes) and ours.hex() != peers:
-        raise ConfigError(f"{work.peer} hashes otherwise ({peers}, ours {ours.hex()}): is it another version?")
+    """The last block's hash is the peer's too, where it is the same hash and not another whose cost is compared."""
+    shown = ours.hex() if isinstance(ours, bytes) else ours
+    if work.equal and shown != peers:
+        raise ConfigError(f"{work.peer} hashes otherwise ({peers}, ours {shown}): is it another version?")

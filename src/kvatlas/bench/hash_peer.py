@@ -5,6 +5,7 @@ come as JSON lines on stdin, answers go as JSON lines to the original stdout; wh
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -38,9 +39,14 @@ def median_ns(call: Callable[[], object], calls: int) -> float:
     return statistics.median(times)
 
 
-def vllm_hasher(token_ids: list[int], _form: str) -> Callable[[], Sequence[bytes]]:
-    """What vLLM runs for each new request with sha256_cbor. Its requests hold a list, whatever they are made of."""
-    hash_function = importlib.import_module("vllm.utils.hashing").sha256_cbor
+def vllm_hasher(algorithm: str, token_ids: list[int]) -> Callable[[], Sequence[bytes]] | None:
+    """What vLLM runs for each new request. Its requests hold a list, whatever they are made of.
+
+    None for xxhash algorithms where the xxhash package, which vLLM does not require, is not installed.
+    """
+    if algorithm.startswith("xxhash") and importlib.util.find_spec("xxhash") is None:
+        return None
+    hash_function = getattr(importlib.import_module("vllm.utils.hashing"), algorithm)
     utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
     request_type: Any = importlib.import_module("vllm.v1.request").Request
     params: Any = importlib.import_module("vllm.sampling_params").SamplingParams
@@ -58,24 +64,27 @@ def dynamo_hasher(token_ids: list[int], form: str) -> Callable[[], Sequence[int]
 
 
 def main(answers: TextIO) -> None:
-    """Answer commands until stdin ends: processor nanoseconds of one call, and the last hash."""
-    peers: dict[str, Callable[[list[int], str], Callable[[], Sequence[Any]]]] = {
-        "vllm": vllm_hasher,
+    """Answer commands until stdin ends: processor nanoseconds of one call and the last hash, or nulls for no hasher."""
+    peers: dict[str, Callable[[list[int], str], Callable[[], Sequence[Any]] | None]] = {
+        "vllm sha256_cbor": lambda token_ids, _form: vllm_hasher("sha256_cbor", token_ids),
+        "vllm xxhash_cbor": lambda token_ids, _form: vllm_hasher("xxhash_cbor", token_ids),
         "dynamo": dynamo_hasher,
     }
-    prepared: dict[tuple[str, int, str], Callable[[], Sequence[Any]]] = {}
+    prepared: dict[tuple[str, int, str], Callable[[], Sequence[Any]] | None] = {}
     for text in sys.stdin:
         command = json.loads(text)
         key = (command["peer"], command["num_tokens"], command["form"])
         if key not in prepared:
             prepared[key] = peers[key[0]](prompt(key[1]), key[2])
-        last = prepared[key]()[-1]
-        answer = {
-            "ns": median_ns(prepared[key], command["calls"]),
-            "last": last.hex() if isinstance(last, bytes) else last,
-        }
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(_measured(prepared[key], command["calls"])) + "\n")
         answers.flush()
+
+
+def _measured(hasher: Callable[[], Sequence[Any]] | None, calls: int) -> dict[str, Any]:
+    if hasher is None:
+        return {"ns": None, "last": None}
+    last = hasher()[-1]
+    return {"ns": median_ns(hasher, calls), "last": last.hex() if isinstance(last, bytes) else last}
 
 
 if __name__ == "__main__":

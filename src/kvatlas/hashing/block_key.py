@@ -130,20 +130,24 @@ class BlockKeyHasher:
 
     def chain(
         self, token_ids: Sequence[int], block_size: int, *, extras: RequestExtras = NO_EXTRAS, namespace: str = ""
-    ) -> list[int]:
-        """Return the keys of all complete blocks of a prompt, in order.
+    ) -> "array[int]":
+        """Return the keys of all complete blocks of a prompt, in order, as unsigned 64-bit words (an `array("Q")`).
+
+        Making Python integers of them would cost as much as hashing; `tolist()` does where a list is wanted.
 
         Raises:
             HashingError: bad token ids or block size.
 
-        Cost: O(n), measured 30-50 ns for each 16-token block, in Python 1 us. An array (array, numpy) of 4- or 8-byte
-            integers is read where it lies.
+        Cost: O(n), measured 16 ns for each 16-token block, 28 from a list, in Python 1 us. An array (array, numpy) of
+            4- or 8-byte integers is read where it lies.
         """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
+        encoded = None
         if not extras.is_empty:
-            return list(self.iter_chain(token_ids, block_size, extras=extras, namespace=namespace))
-        return _native.chain_xxh3(token_ids, block_size, self.root_key(namespace), self.seed).tolist()
+            token_ids = _native.pack_tokens(token_ids)  # bad token ids are told before bad extras
+            encoded = list(islice(_encoded_extras(extras, block_size), len(token_ids) // block_size))
+        return _native.chain_xxh3(token_ids, block_size, self.root_key(namespace), self.seed, encoded)
 
     def iter_chain(
         self, token_ids: Sequence[int], block_size: int, *, extras: RequestExtras = NO_EXTRAS, namespace: str = ""

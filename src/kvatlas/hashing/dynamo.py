@@ -5,10 +5,11 @@ before it. The seed is public, so neither resists an adversary.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import xxhash
 
+from kvatlas import _native
 from kvatlas.errors import HashingError
 from kvatlas.hashing.extra_keys import MultimodalItem, RequestExtras, block_identifiers
 from kvatlas.hashing.words import plain_integers, text_bytes, u32_words
@@ -24,7 +25,6 @@ __all__ = [
 
 _SEED = 1337
 _U64 = (1 << 64) - 1
-_WORD_BYTES = 4
 _PAD_BASE = 1_000_000
 _PAD_MASK = (1 << 30) - 1
 _HEX_IDENTIFIER = re.compile(r"[0-9a-fA-F]{64}")
@@ -62,14 +62,12 @@ def dynamo_block_hash(token_ids: Sequence[int], multimodal_hashes: Sequence[int]
     Raises:
         HashingError: bad token ids.
     """
-    return _local_hash(u32_words(token_ids, "Dynamo"), multimodal_hashes, seed)
+    return _native.xxh3_64(b"".join((u32_words(token_ids, "Dynamo"), _tail(multimodal_hashes))), seed)
 
 
-def _local_hash(words: memoryview, multimodal_hashes: Sequence[int], seed: int) -> int:
-    if not multimodal_hashes:
-        return xxhash.xxh3_64_intdigest(words, seed)
-    tail = b"".join(value.to_bytes(8, "little") for value in sorted(multimodal_hashes))
-    return xxhash.xxh3_64_intdigest(b"".join((words, tail)), seed)
+def _tail(multimodal_hashes: Iterable[int]) -> bytes:
+    """What follows a block's token ids."""
+    return b"".join(value.to_bytes(8, "little") for value in sorted(multimodal_hashes))
 
 
 def dynamo_local_hashes(
@@ -93,23 +91,18 @@ def dynamo_local_hashes(
     Raises:
         HashingError: bad token ids or block size.
 
-    Cost: O(n), measured 0.3 us for a 16-token block.
+    Cost: O(n), measured 35 ns for a 16-token block, 55 from a list, in Python 0.3 us.
     Source: ai-dynamo-runtime 1.6.1, compute_block_hash_for_seq.
     """
     if block_size < 1:
         raise HashingError(f"block size must be at least 1 token, got {block_size}")
-    words = u32_words(token_ids, "Dynamo")
-    stride = block_size * _WORD_BYTES
-    window = stride + (_WORD_BYTES if eagle else 0)
-    starts = range(0, len(words) - window + 1, stride)
-    if not multimodal:
-        return [xxhash.xxh3_64_intdigest(words[start : start + window], seed) for start in starts]
-    items = RequestExtras(multimodal=tuple(multimodal)).multimodal
-    per_block = block_identifiers(items, block_size, len(starts))
-    return [
-        _local_hash(words[start : start + window], [dynamo_multimodal_hash(name) for name in names], seed)
-        for start, names in zip(starts, per_block, strict=True)
-    ]
+    overlap = 1 if eagle else 0
+    tails = None
+    if multimodal:
+        items = RequestExtras(multimodal=tuple(multimodal)).multimodal
+        per_block = block_identifiers(items, block_size, max(len(token_ids) - overlap, 0) // block_size)
+        tails = [_tail(map(dynamo_multimodal_hash, names)) for names in per_block]
+    return _native.xxh3_blocks(token_ids, block_size, seed, tails, overlap=overlap).tolist()
 
 
 def dynamo_sequence_hashes(local_hashes: Sequence[int], parent: int | None = None) -> list[int]:
@@ -118,16 +111,13 @@ def dynamo_sequence_hashes(local_hashes: Sequence[int], parent: int | None = Non
     Args:
         local_hashes: u64 local hashes, in order.
         parent: sequence hash of the block before the first; None when the first starts the prompt.
+
+    Raises:
+        HashingError: a hash outside 0..2**64-1.
+
+    Cost: O(n), measured 65 ns for each hash, most of it making and reading Python integers; in Python 0.3 us.
     """
-    chain: list[int] = []
-    for local in local_hashes:
-        parent = local if parent is None else _sequence_hash(parent, local)
-        chain.append(parent)
-    return chain
-
-
-def _sequence_hash(parent: int, local: int) -> int:
-    return xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + local.to_bytes(8, "little"), _SEED)
+    return _native.chain_xxh3_pairs(local_hashes, parent, _SEED).tolist()
 
 
 def dynamo_padded_tokens(

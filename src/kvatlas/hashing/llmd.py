@@ -20,7 +20,6 @@ LLMD_ALGOS = ("cbor-fnv", "xxh64")
 
 _U64 = (1 << 64) - 1
 _NO_KEY = 0
-_WORD_BYTES = 4
 
 
 def fnv1a_64(data: bytes) -> int:
@@ -60,10 +59,10 @@ class LlmdHasher:
         """
         if not model:
             raise HashingError("llm-d's keys start from the model's name: give model (or the LoRA adapter's name)")
-        text = text_bytes("model", model)
+        text_bytes("model", model)  # refuses what is no text
         if self.algo == "cbor-fnv":
             return fnv1a_64(cbor.encode((self.init_key, None, model)))
-        return _xxh64(self.init_key, b"", (text,))
+        return _hash_words(self.init_key, memoryview(b""), (model,))
 
     def block_key(self, parent_key: int, token_ids: Sequence[int], identifiers: Sequence[str] = ()) -> int:
         """Return the key of one block. llm-d reserves 0 for "no key", so 0 is no parent.
@@ -99,27 +98,28 @@ class LlmdHasher:
         Raises:
             HashingError: bad token ids, block size, model or extras.
 
-        Cost: O(n), for a 16-token block 0.2 us with FNV (18 us in Python), 1.7 us with XXH64.
+        Cost: O(n), for a 16-token block 0.2 us with FNV (18 us in Python), 0.05 us with XXH64 (0.5 us in Python).
         """
         if block_size < 1:
             raise HashingError(f"block size must be at least 1 token, got {block_size}")
         if extras.prompt_embeds is not None:
             raise HashingError("llm-d's keys know no prompt embeds: leave prompt_embeds out")
-        words = u32_words(token_ids, "llm-d")
         key = self.root_key(extras.lora.name if extras.lora else model)
-        stride = block_size * _WORD_BYTES
-        num_blocks = len(words) // stride
-        identifiers = list(block_identifiers(extras.multimodal, block_size, num_blocks))
-        if extras.cache_salt and identifiers:
-            identifiers[0] += (extras.cache_salt,)
-        if self.algo == "cbor-fnv":
-            encoded = [_extras_cbor(one) for one in identifiers] if any(identifiers) else None
-            return _native.chain_fnv1a_cbor(token_ids, block_size, key, encoded).tolist()
-        keys: list[int] = []
-        for start, one in zip(range(0, num_blocks * stride, stride), identifiers, strict=True):
-            key = self._hash(key, words[start : start + stride], one)
-            keys.append(key)
-        return keys
+        cbor_fnv = self.algo == "cbor-fnv"
+        encoded = None
+        if extras.multimodal or extras.cache_salt:
+            identifiers = _identifiers(extras, block_size, len(token_ids) // block_size)
+            encoded = [(_extras_cbor if cbor_fnv else _extras_words)(one) for one in identifiers]
+        chain = _native.chain_fnv1a_cbor if cbor_fnv else _native.chain_xxh64
+        return chain(token_ids, block_size, key, encoded).tolist()
+
+
+def _identifiers(extras: RequestExtras, block_size: int, num_blocks: int) -> list[tuple[str, ...]]:
+    """The content ids in each block; the salt is the last of the first block's."""
+    identifiers = list(block_identifiers(extras.multimodal, block_size, num_blocks))
+    if extras.cache_salt and identifiers:
+        identifiers[0] += (extras.cache_salt,)
+    return identifiers
 
 
 def _extras_cbor(identifiers: Sequence[str]) -> bytes:
@@ -134,10 +134,10 @@ def _hash_cbor(parent: int, words: memoryview, identifiers: Sequence[str]) -> in
 
 
 def _hash_words(parent: int, words: memoryview, identifiers: Sequence[str]) -> int:
-    return _xxh64(parent, words, [text_bytes("an extra", text) for text in identifiers])
+    return xxhash.xxh64_intdigest(b"".join((parent.to_bytes(8, "little"), words, _extras_words(identifiers))))
 
 
-def _xxh64(parent: int, words: bytes | memoryview, extras: Sequence[bytes]) -> int:
-    """XXH64 of the parent, the tokens' words and each extra behind its length, all little-endian."""
-    fields = [part for extra in extras for part in (len(extra).to_bytes(8, "little"), extra)]
-    return xxhash.xxh64_intdigest(b"".join((parent.to_bytes(8, "little"), words, *fields)))
+def _extras_words(identifiers: Sequence[str]) -> bytes:
+    """The extras of a block behind its tokens' words: each behind its length, little-endian."""
+    texts = [text_bytes("an extra", identifier) for identifier in identifiers]
+    return b"".join(part for text in texts for part in (len(text).to_bytes(8, "little"), text))

@@ -16,15 +16,19 @@ QUICK = {"rounds": 1, "calls": 1, "scale": 0.002}
 
 
 def test_ours_beside_python():
-    """Four chains, each from an array and from a list, all held against the Python kernels."""
+    """Every chain, each from an array and from a list, all held against the Python kernels."""
     report = run_hash_bench(**QUICK)
     assert [row.work.split(",")[0] for row in report.rows[::2]] == [
         "vLLM sha256_cbor",
+        "vLLM xxhash_cbor",
         "block keys (XXH3)",
+        "Dynamo local hashes (XXH3)",
+        "Dynamo local and sequence hashes",
         "SGLang pages (SHA-256)",
         "llm-d keys (FNV-1a)",
+        "llm-d keys (XXH64)",
     ]
-    assert [row.work.rpartition(", ")[2] for row in report.rows] == ["int32 array", "list"] * 4
+    assert [row.work.rpartition(", ")[2] for row in report.rows] == ["int32 array", "list"] * 8
     assert all(row.ours > 0 and row.peer == "python" and row.peer_value > 0 for row in report.rows)
     assert report.machine.endswith(" kernels")
 
@@ -49,13 +53,13 @@ def fake_vllm(folder, seed):
     for package in ("vllm", "vllm/utils", "vllm/v1", "vllm/v1/core"):
         (folder / package).mkdir(parents=True, exist_ok=True)
         (folder / package / "__init__.py").write_text("")
-    (folder / "vllm/utils/hashing.py").write_text("sha256_cbor = None")
+    (folder / "vllm/utils/hashing.py").write_text("sha256_cbor, xxhash_cbor = 'sha256_cbor', 'xxhash_cbor'")
     (folder / "vllm/v1/request.py").write_text("Request = lambda name, ids, params, pooling: ids")
     (folder / "vllm/sampling_params.py").write_text("SamplingParams = dict")
     (folder / "vllm/v1/core/kv_cache_utils.py").write_text(
         "from kvatlas.hashing import VllmHasher\n"
         "init_none_hash = print\n"
-        f"get_request_block_hasher = lambda size, _: lambda ids: VllmHasher('sha256_cbor', {seed!r}).hash_tokens(ids, size)"
+        f"get_request_block_hasher = lambda size, algo: lambda ids: VllmHasher(algo, {seed!r}).hash_tokens(ids, size)"
     )
 
 
@@ -64,14 +68,14 @@ def test_a_peer_is_measured_in_its_rows(tmp_path, monkeypatch):
     fake_vllm(tmp_path, "0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     report = run_hash_bench(**QUICK, against="vllm", interpreter=sys.executable)
-    assert [row.peer for row in report.rows] == ["vllm"] * 2 + ["python"] * 6
+    assert [row.peer for row in report.rows] == ["vllm"] * 4 + ["python"] * 12
 
 
 def test_a_peer_that_hashes_otherwise_is_no_comparison(tmp_path, monkeypatch):
     """Another digest means another work: no ratio is printed."""
     fake_vllm(tmp_path, "1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="vllm hashes otherwise"):
+    with pytest.raises(ConfigError, match="vllm sha256_cbor hashes otherwise"):
         run_hash_bench(**QUICK, against="vllm", interpreter=sys.executable)
 
 

@@ -6,24 +6,29 @@ enum {
     HEAD = 13, /* bytes before the tokens */
     /* Block sizes whose messages without an extra have 129 to 240 bytes. */
     IN_REGISTERS_MIN = 15,
-    IN_REGISTERS_MAX = 28
+    IN_REGISTERS_MAX = 28,
+    CHUNK = 128 /* tokens widened before they are hashed */
 };
 
 /* Eight bytes of a message across two words: its words lie 13 bytes off, so its reader meets the last five bytes of one
    and the first three of the next. */
 static inline uint64_t across(const uint64_t *words, size_t index)
 {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return kva_load64le((const uint8_t *)(words + index) + 3);
+#else
     return words[index] >> 24 | words[index + 1] << 40;
+#endif
 }
 
 /* The key of a block of IN_REGISTERS_MIN to IN_REGISTERS_MAX words.
 
-   As XXH3 reads 129 to 240 bytes, but no message is put together: two shifts for each word cost less than to store it
-   and load it again 13 bytes off. The parent, known last, is used last. */
+   As XXH3 reads 129 to 240 bytes, but no message is put together: the widened words are read where they are, at the
+   offsets they would have in it. The parent, known last, is used last. */
 static inline uint64_t key_in_registers(const kva_xxh3_key *key, const uint64_t *words, size_t count, uint64_t parent)
 {
     size_t length = HEAD + 8 * count;
-    uint64_t sum = length * KVA_XXH3_PRIME64_1, end = 0;
+    uint64_t sum = length * KVA_XXH_PRIME64_1, end = 0;
     for (size_t i = 1; i < 8; i++) /* the derived secret has the seed in it already */
         sum += kva_xxh3_mix(across(words, 2 * i - 2), across(words, 2 * i - 1), key->secret + 16 * i, 0);
     for (size_t i = 8; i < length / 16; i++)
@@ -35,15 +40,19 @@ static inline uint64_t key_in_registers(const kva_xxh3_key *key, const uint64_t 
     return kva_xxh3_avalanche(kva_xxh3_avalanche(sum + kva_xxh3_mix(first, second, key->secret, 0)) + end);
 }
 
-static kva_status chain_in_registers(const kva_tokens *tokens, size_t block_size, uint64_t parent,
-                                     const kva_xxh3_key *key, uint64_t *out)
+/* Blocks are widened some at a time: by when a block is read, eight bytes across two words, its stores have mostly left
+   the store buffer, from which no such load is served. */
+static inline kva_status chain_in_registers(const kva_tokens *tokens, size_t block_size, uint64_t parent,
+                                            const kva_xxh3_key *key, uint64_t *out)
 {
-    uint64_t words[IN_REGISTERS_MAX];
-    size_t blocks = tokens->count / block_size;
-    for (size_t block = 0; block < blocks; block++) {
-        if (!kva_tokens_widen(tokens, block * block_size, block_size, words))
+    uint64_t words[CHUNK];
+    size_t blocks = tokens->count / block_size, at_once = CHUNK / block_size;
+    for (size_t block = 0; block < blocks; block += at_once) {
+        size_t now = blocks - block < at_once ? blocks - block : at_once;
+        if (!kva_tokens_widen(tokens, block * block_size, now * block_size, words))
             return KVA_BAD_TOKEN;
-        parent = out[block] = key_in_registers(key, words, block_size, parent);
+        for (size_t i = 0; i < now; i++)
+            parent = out[block + i] = key_in_registers(key, words + i * block_size, block_size, parent);
     }
     return KVA_OK;
 }

@@ -1,4 +1,4 @@
-/* The chains of engines: SHA-256 or FNV-1a over each block in its engine's form. */
+/* Chains over canonical CBOR (vLLM, llm-d) and over pages of words (SGLang). */
 #include "bytes.h"
 #include "cbor.h"
 #include "fnv1a.h"
@@ -30,7 +30,7 @@ static kva_status chain_sha256(kva_sha256 sha256, const void *chain, write_messa
 {
     if (blocks == 0)
         return KVA_OK;
-    uint64_t *words = kva_block_buffer(width, 0, 2 * message_bytes);
+    uint64_t *words = message_bytes ? kva_block_buffer(width, 0, 2 * message_bytes) : NULL;
     if (!words)
         return KVA_NO_MEMORY;
     uint8_t *buffer = (uint8_t *)(words + width);
@@ -62,19 +62,34 @@ typedef struct {
     const kva_extra *extras;
 } cbor_chain;
 
+/* [parent, [token ids], extra] with a gap for the parent, at `parent`. Returns the end, or NULL for a bad token. */
+static uint8_t *cbor_message(const cbor_chain *chain, size_t block, size_t parent_length, uint64_t *words,
+                             uint8_t *start, uint8_t **parent)
+{
+    if (!kva_tokens_widen(chain->tokens, block * chain->block_size, chain->block_size, words))
+        return NULL;
+    start[0] = KVA_CBOR_ARRAY | 3;
+    *parent = kva_cbor_head(start + 1, KVA_CBOR_BYTES, parent_length);
+    uint8_t *end = kva_cbor_head(*parent + parent_length, KVA_CBOR_ARRAY, chain->block_size);
+    end = kva_cbor_uints(end, words, chain->block_size);
+    return append_extra_cbor(end, chain->extras, block);
+}
+
+/* Room for any of a chain's messages; 0 when there is no such size. */
+static size_t cbor_message_bytes(const cbor_chain *chain, size_t blocks, size_t parent_length)
+{
+    if (chain->block_size > SIZE_MAX / 64) /* the sum below must not wrap */
+        return 0;
+    return 1 + (2 + chain->block_size) * KVA_CBOR_HEAD_MAX + longest_parent(parent_length) +
+           kva_longest_extra(chain->extras, blocks) + KVA_SHA256_PADDING_MAX + KVA_CBOR_SLACK;
+}
+
 static int write_cbor(const void *context, size_t block, size_t parent_length, uint64_t *words, pending *message)
 {
-    const cbor_chain *chain = context;
-    if (!kva_tokens_widen(chain->tokens, block * chain->block_size, chain->block_size, words))
-        return 0;
-    message->start[0] = KVA_CBOR_ARRAY | 3;
-    message->parent = kva_cbor_head(message->start + 1, KVA_CBOR_BYTES, parent_length);
-    uint8_t *end = message->parent + parent_length;
-    end = kva_cbor_head(end, KVA_CBOR_ARRAY, chain->block_size);
-    end = kva_cbor_uints(end, words, chain->block_size);
-    end = append_extra_cbor(end, chain->extras, block);
-    message->blocks = kva_sha256_pad(message->start, (size_t)(end - message->start));
-    return 1;
+    uint8_t *end = cbor_message(context, block, parent_length, words, message->start, &message->parent);
+    if (end)
+        message->blocks = kva_sha256_pad(message->start, (size_t)(end - message->start));
+    return end != NULL;
 }
 
 kva_status kva_chain_sha256_cbor(kva_sha256 sha256, const kva_tokens *tokens, size_t block_size, const uint8_t *parent,
@@ -82,11 +97,35 @@ kva_status kva_chain_sha256_cbor(kva_sha256 sha256, const kva_tokens *tokens, si
 {
     size_t blocks = tokens->count / block_size;
     cbor_chain chain = {tokens, block_size, extras};
-    if (blocks > 0 && block_size > SIZE_MAX / 64) /* the sum below must not wrap */
-        return KVA_NO_MEMORY;
-    size_t message_bytes = 1 + (2 + block_size) * KVA_CBOR_HEAD_MAX + longest_parent(parent_length) +
-                           kva_longest_extra(extras, blocks) + KVA_SHA256_PADDING_MAX + KVA_CBOR_SLACK;
+    size_t message_bytes = cbor_message_bytes(&chain, blocks, parent_length);
     return chain_sha256(sha256, &chain, write_cbor, blocks, block_size, message_bytes, parent, parent_length, out);
+}
+
+kva_status kva_chain_xxh3_128_cbor(const kva_tokens *tokens, size_t block_size, const uint8_t *parent,
+                                   size_t parent_length, const kva_extra *extras, uint8_t *out)
+{
+    size_t blocks = tokens->count / block_size;
+    if (blocks == 0)
+        return KVA_OK;
+    cbor_chain chain = {tokens, block_size, extras};
+    size_t message_bytes = cbor_message_bytes(&chain, blocks, parent_length);
+    uint64_t *words = message_bytes ? kva_block_buffer(block_size, 0, message_bytes) : NULL;
+    if (!words)
+        return KVA_NO_MEMORY;
+    kva_xxh3_key key;
+    kva_xxh3_prepare(&key, 0);
+    uint8_t *message = (uint8_t *)(words + block_size), *gap = NULL, *end = message;
+    for (size_t block = 0; block < blocks; block++, out += KVA_XXH3_128_BYTES) {
+        end = cbor_message(&chain, block, parent_length, words, message, &gap);
+        if (!end)
+            break;
+        kva_append(gap, parent, parent_length);
+        kva_xxh3_128(&key, message, (size_t)(end - message), out);
+        parent = out;
+        parent_length = KVA_XXH3_128_BYTES;
+    }
+    free(words);
+    return end ? KVA_OK : KVA_BAD_TOKEN;
 }
 
 /* The ids of one page as they are hashed; returns the end. */
@@ -151,7 +190,7 @@ kva_status kva_chain_fnv1a_cbor(const kva_tokens *tokens, size_t block_size, uin
     message[0] = KVA_CBOR_ARRAY | 3;
     kva_status status = KVA_OK;
     for (size_t block = 0; block < blocks; block++) {
-        if (!kva_tokens_widen(tokens, block * block_size, block_size, words)) {
+        if (kva_tokens_copy(tokens, block * block_size, block_size, words) >> 32) {
             status = KVA_BAD_TOKEN;
             break;
         }

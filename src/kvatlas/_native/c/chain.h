@@ -35,9 +35,26 @@ kva_status kva_block_keys(const kva_xxh3_key *key, const kva_tokens *tokens, siz
 kva_status kva_chain_xxh3(const kva_tokens *tokens, size_t block_size, uint64_t parent, uint64_t seed,
                           const kva_extra *extras, uint64_t *out);
 
-/* FNV-1a-64 over canonical CBOR of [parent, [token ids], extra]. */
+/* XXH3-128 over the CBOR of kva_chain_sha256_cbor. out: 16 bytes for each block. */
+kva_status kva_chain_xxh3_128_cbor(const kva_tokens *tokens, size_t block_size, const uint8_t *parent,
+                                   size_t parent_length, const kva_extra *extras, uint8_t *out);
+
+/* FNV-1a-64 over canonical CBOR of [parent, [token ids], extra], ids up to 2^32-1. */
 kva_status kva_chain_fnv1a_cbor(const kva_tokens *tokens, size_t block_size, uint64_t parent, const kva_extra *extras,
                                 uint64_t *out);
+
+/* XXH3-64 of each block alone: its ids, 4 bytes little-endian each, with the first `overlap` of the next block, and the
+   extra. Blocks are complete when their overlap is there too. Ids up to 2^32-1. */
+kva_status kva_xxh3_blocks(const kva_xxh3_key *key, const kva_tokens *tokens, size_t block_size, size_t overlap,
+                           const kva_extra *extras, uint64_t *out);
+
+/* XXH3-64 over parent and hash, 8 bytes little-endian each, with the first hash unchanged when there is no parent. */
+void kva_chain_xxh3_pairs(const kva_xxh3_key *key, const uint64_t *hashes, size_t count, const uint64_t *parent,
+                          uint64_t *out);
+
+/* XXH64 (seed 0) over parent (8 bytes), ids (4 each), all little-endian, and the extra. Ids up to 2^32-1. */
+kva_status kva_chain_xxh64(const kva_tokens *tokens, size_t block_size, uint64_t parent, const kva_extra *extras,
+                           uint64_t *out);
 
 /* Complete pages of a bigram sequence: n tokens are n - 1 pairs. */
 static inline size_t kva_bigram_pages(size_t count, size_t page_size)

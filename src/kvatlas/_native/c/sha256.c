@@ -8,6 +8,19 @@
 #define KVA_HAVE_SHA_NI 1
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && \
+    (defined(__linux__) || defined(__ARM_FEATURE_SHA2))
+#define KVA_HAVE_ARM_SHA2 1
+#include <arm_neon.h>
+#ifndef __ARM_FEATURE_SHA2
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#ifdef __clang__
+#define KVA_ARM_SHA2_TARGET "sha2"
+#else
+#define KVA_ARM_SHA2_TARGET "+crypto" /* what its header asks for; the AES part is not used */
+#endif
 #endif
 
 static const uint32_t round_constants[64] = {
@@ -115,12 +128,55 @@ static int processor_has_sha_ni(void)
 
 #endif
 
+#ifdef KVA_HAVE_ARM_SHA2
+
+/* As above, but the state is ABCD and EFGH, lowest word first, and an instruction does its half of four rounds. */
+__attribute__((target(KVA_ARM_SHA2_TARGET))) static void arm_sha2(const uint8_t *data, size_t blocks,
+                                                                  uint8_t digest[KVA_SHA256_BYTES])
+{
+    uint32x4_t abcd = vld1q_u32(initial_state), efgh = vld1q_u32(initial_state + 4);
+    for (; blocks > 0; blocks--, data += KVA_SHA256_BLOCK) {
+        const uint32x4_t abcd_before = abcd, efgh_before = efgh;
+        uint32x4_t w[4]; /* the last 16 words of the schedule, oldest first */
+        for (int i = 0; i < 4; i++)
+            w[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(data + 16 * i)));
+#pragma GCC unroll 16
+        for (int group = 0; group < 16; group++) {
+            const uint32x4_t sum = vaddq_u32(w[0], vld1q_u32(round_constants + 4 * group)), abcd_old = abcd;
+            abcd = vsha256hq_u32(abcd, efgh, sum);
+            efgh = vsha256h2q_u32(efgh, abcd_old, sum);
+            const uint32x4_t next = group < 12 ? vsha256su1q_u32(vsha256su0q_u32(w[0], w[1]), w[2], w[3]) : w[0];
+            w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = next;
+        }
+        abcd = vaddq_u32(abcd, abcd_before);
+        efgh = vaddq_u32(efgh, efgh_before);
+    }
+    vst1q_u8(digest, vrev32q_u8(vreinterpretq_u8_u32(abcd)));
+    vst1q_u8(digest + 16, vrev32q_u8(vreinterpretq_u8_u32(efgh)));
+}
+
+static int processor_has_arm_sha2(void)
+{
+#ifdef __ARM_FEATURE_SHA2 /* the compiler was told, as for Apple's processors, all of which have it */
+    return 1;
+#else
+    return (getauxval(AT_HWCAP) & HWCAP_SHA2) != 0;
+#endif
+}
+
+#endif
+
 kva_sha256 kva_sha256_best(const char **name)
 {
 #ifdef KVA_HAVE_SHA_NI
     if (processor_has_sha_ni()) {
         *name = "sha-ni";
         return sha_ni;
+    }
+#elif defined(KVA_HAVE_ARM_SHA2)
+    if (processor_has_arm_sha2()) {
+        *name = "armv8";
+        return arm_sha2;
     }
 #endif
     *name = "portable";

@@ -12,7 +12,7 @@ typedef void (*kva_sha256)(const uint8_t *padded, size_t blocks, uint8_t digest[
 
 void kva_sha256_portable(const uint8_t *padded, size_t blocks, uint8_t digest[KVA_SHA256_BYTES]);
 
-/* The fastest one this processor runs, and its name ("sha-ni" or "portable"). */
+/* The fastest one this processor runs, and its name ("sha-ni", "armv8" or "portable"). */
 kva_sha256 kva_sha256_best(const char **name);
 
 /* Write the padding behind message[0..length), at most KVA_SHA256_PADDING_MAX bytes. Returns the number of blocks. */

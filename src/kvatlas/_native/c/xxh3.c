@@ -1,15 +1,6 @@
 /* Written from the algorithm's published description; checked against the xxhash package for every length class. */
 #include "xxh3_parts.h"
 
-#define PRIME32_1 0x9e3779b1u
-#define PRIME32_2 0x85ebca77u
-#define PRIME32_3 0xc2b2ae3du
-#define PRIME64_2 0xc2b2ae3d27d4eb4fu
-#define PRIME64_3 0x165667b19e3779f9u
-#define PRIME64_4 0x85ebca77c2b2ae63u
-#define PRIME64_5 0x27d4eb2f165667c5u
-#define MIX_2 0x9fb21c651e98df25u
-
 enum { STRIPE = 64, SECRET_STEP = 8, STRIPES_PER_BLOCK = (KVA_XXH3_SECRET - STRIPE) / SECRET_STEP };
 
 const uint8_t kva_xxh3_secret[KVA_XXH3_SECRET] = {
@@ -26,73 +17,51 @@ const uint8_t kva_xxh3_secret[KVA_XXH3_SECRET] = {
     0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e};
 
-static inline uint64_t rotate_left(uint64_t v, unsigned by)
-{
-    return v << by | v >> (64 - by);
-}
-
-static inline uint64_t avalanche_xxh64(uint64_t h)
-{
-    h = (h ^ h >> 33) * PRIME64_2;
-    h = (h ^ h >> 29) * PRIME64_3;
-    return h ^ h >> 32;
-}
-
-static inline uint64_t secret_xor(size_t at)
-{
-    return kva_load64le(kva_xxh3_secret + at) ^ kva_load64le(kva_xxh3_secret + at + 8);
-}
-
-static inline uint64_t mix16(const uint8_t *data, const uint8_t *key, uint64_t seed)
-{
-    return kva_xxh3_mix(kva_load64le(data), kva_load64le(data + 8), key, seed);
-}
-
 static uint64_t up_to_16(const uint8_t *data, size_t length, uint64_t seed)
 {
     if (length > 8) {
-        uint64_t low = kva_load64le(data) ^ (secret_xor(24) + seed);
-        uint64_t high = kva_load64le(data + length - 8) ^ (secret_xor(40) - seed);
+        uint64_t low = kva_load64le(data) ^ (kva_xxh3_secret_xor(24) + seed);
+        uint64_t high = kva_load64le(data + length - 8) ^ (kva_xxh3_secret_xor(40) - seed);
         return kva_xxh3_avalanche(length + kva_swap64(low) + high + kva_xxh3_fold_product(low, high));
     }
     if (length >= 4) {
         seed ^= (uint64_t)kva_swap32((uint32_t)seed) << 32;
         uint64_t both = kva_load32le(data + length - 4) + ((uint64_t)kva_load32le(data) << 32);
-        uint64_t h = both ^ (secret_xor(8) - seed);
-        h ^= rotate_left(h, 49) ^ rotate_left(h, 24);
-        h *= MIX_2;
+        uint64_t h = both ^ (kva_xxh3_secret_xor(8) - seed);
+        h ^= kva_rotate_left64(h, 49) ^ kva_rotate_left64(h, 24);
+        h *= KVA_XXH3_MIX_2;
         h ^= (h >> 35) + length;
-        h *= MIX_2;
+        h *= KVA_XXH3_MIX_2;
         return h ^ h >> 28;
     }
     if (length > 0) {
         uint32_t all = (uint32_t)data[0] << 16 | (uint32_t)data[length >> 1] << 24 | data[length - 1] |
                        (uint32_t)length << 8;
-        return avalanche_xxh64(all ^ ((kva_load32le(kva_xxh3_secret) ^ kva_load32le(kva_xxh3_secret + 4)) + seed));
+        return kva_xxh64_avalanche(all ^ ((kva_load32le(kva_xxh3_secret) ^ kva_load32le(kva_xxh3_secret + 4)) + seed));
     }
-    return avalanche_xxh64(seed ^ secret_xor(56));
+    return kva_xxh64_avalanche(seed ^ kva_xxh3_secret_xor(56));
 }
 
 static uint64_t up_to_128(const uint8_t *data, size_t length, uint64_t seed)
 {
-    uint64_t acc = length * KVA_XXH3_PRIME64_1;
+    uint64_t acc = length * KVA_XXH_PRIME64_1;
     /* Pairs of 16 bytes from both ends, the innermost first; they overlap in the middle. */
     for (size_t pair = (length - 1) / 32 + 1; pair-- > 0;) {
-        acc += mix16(data + 16 * pair, kva_xxh3_secret + 32 * pair, seed);
-        acc += mix16(data + length - 16 * (pair + 1), kva_xxh3_secret + 32 * pair + 16, seed);
+        acc += kva_xxh3_mix16(data + 16 * pair, kva_xxh3_secret + 32 * pair, seed);
+        acc += kva_xxh3_mix16(data + length - 16 * (pair + 1), kva_xxh3_secret + 32 * pair + 16, seed);
     }
     return kva_xxh3_avalanche(acc);
 }
 
 static uint64_t up_to_240(const uint8_t *data, size_t length, uint64_t seed)
 {
-    uint64_t acc = length * KVA_XXH3_PRIME64_1;
+    uint64_t acc = length * KVA_XXH_PRIME64_1;
     for (size_t i = 0; i < 8; i++)
-        acc += mix16(data + 16 * i, kva_xxh3_secret + 16 * i, seed);
+        acc += kva_xxh3_mix16(data + 16 * i, kva_xxh3_secret + 16 * i, seed);
     acc = kva_xxh3_avalanche(acc);
     for (size_t i = 8; i < length / 16; i++)
-        acc += mix16(data + 16 * i, kva_xxh3_secret + 16 * (i - 8) + KVA_XXH3_MID_START, seed);
-    acc += mix16(data + length - 16, kva_xxh3_secret + KVA_XXH3_MID_END, seed);
+        acc += kva_xxh3_mix16(data + 16 * i, kva_xxh3_secret + 16 * (i - 8) + KVA_XXH3_MID_START, seed);
+    acc += kva_xxh3_mix16(data + length - 16, kva_xxh3_secret + KVA_XXH3_MID_END, seed);
     return kva_xxh3_avalanche(acc);
 }
 
@@ -106,27 +75,39 @@ static inline void accumulate(uint64_t acc[8], const uint8_t *data, const uint8_
     }
 }
 
-static uint64_t over_240(const uint8_t *key, const uint8_t *data, size_t length)
+void kva_xxh3_accumulate(const kva_xxh3_key *seed_key, const uint8_t *data, size_t length, uint64_t acc[8])
 {
-    uint64_t acc[8] = {PRIME32_3, KVA_XXH3_PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    const uint8_t *last_stripe = data + length - STRIPE;
+    const uint64_t start[8] = {KVA_XXH_PRIME32_3, KVA_XXH_PRIME64_1, KVA_XXH_PRIME64_2, KVA_XXH_PRIME64_3,
+                               KVA_XXH_PRIME64_4, KVA_XXH_PRIME32_2, KVA_XXH_PRIME64_5, KVA_XXH_PRIME32_1};
+    const uint8_t *key = seed_key->secret, *last_stripe = data + length - STRIPE;
     size_t stripes = (length - 1) / STRIPE, in_block = 0;
+    memcpy(acc, start, sizeof start);
     for (; stripes > 0; stripes--, data += STRIPE) {
         accumulate(acc, data, key + SECRET_STEP * in_block);
         if (++in_block == STRIPES_PER_BLOCK) {
             in_block = 0;
             for (int i = 0; i < 8; i++) {
                 acc[i] ^= acc[i] >> 47 ^ kva_load64le(key + KVA_XXH3_SECRET - STRIPE + 8 * i);
-                acc[i] *= PRIME32_1;
+                acc[i] *= KVA_XXH_PRIME32_1;
             }
         }
     }
     accumulate(acc, last_stripe, key + KVA_XXH3_SECRET - STRIPE - 7);
-    uint64_t h = length * KVA_XXH3_PRIME64_1;
+}
+
+uint64_t kva_xxh3_merge(const uint64_t acc[8], const uint8_t *key, uint64_t start)
+{
     for (int i = 0; i < 4; i++)
-        h += kva_xxh3_fold_product(acc[2 * i] ^ kva_load64le(key + 11 + 16 * i),
-                          acc[2 * i + 1] ^ kva_load64le(key + 11 + 16 * i + 8));
-    return kva_xxh3_avalanche(h);
+        start += kva_xxh3_fold_product(acc[2 * i] ^ kva_load64le(key + 16 * i),
+                                       acc[2 * i + 1] ^ kva_load64le(key + 16 * i + 8));
+    return kva_xxh3_avalanche(start);
+}
+
+static uint64_t over_240(const kva_xxh3_key *key, const uint8_t *data, size_t length)
+{
+    uint64_t acc[8];
+    kva_xxh3_accumulate(key, data, length, acc);
+    return kva_xxh3_merge(acc, key->secret + KVA_XXH3_MERGE_START, length * KVA_XXH_PRIME64_1);
 }
 
 void kva_xxh3_prepare(kva_xxh3_key *key, uint64_t seed)
@@ -146,5 +127,5 @@ uint64_t kva_xxh3_64(const kva_xxh3_key *key, const uint8_t *data, size_t length
         return up_to_128(data, length, key->seed);
     if (length <= 240)
         return up_to_240(data, length, key->seed);
-    return over_240(key->secret, data, length);
+    return over_240(key, data, length);
 }
