@@ -166,6 +166,16 @@ class FaultPlan:
         faults = [placed.fault for placed in self._placed if isinstance(placed.fault, SlowStart)]
         return max(faults, key=lambda fault: fault.for_s, default=None)
 
+    def awaits_batch(self) -> bool:
+        """Whether an end of the engine's life is due as soon as enough batches are published."""
+        now_s = self.now_s()
+        return any(
+            isinstance(placed.fault, Restart | Crash)
+            and placed.gate.is_due(now_s)
+            and self.num_batches - placed.started_batches < placed.fault.from_batch
+            for placed in self._placed
+        )
+
     def next_due_s(self) -> float | None:
         """Seconds until `take_due` or `is_hung` may answer otherwise; None = not by time alone. 0 = now."""
         now_s = self.now_s()
