@@ -126,7 +126,7 @@ class _Started(msgspec.Struct):
     "faults",
     multiple=True,
     metavar="SPEC",
-    help="Something that goes wrong, like drop:p=0.1 or restart:at=20s,engine=1; repeatable. docs/simulator.md lists them.",
+    help="What goes wrong, like drop:p=0.1 or restart:at=20s,engine=1; repeatable. See docs/simulator.md.",
 )
 @click.option(
     "--trace-cache",
