@@ -13,8 +13,8 @@ from kvatlas.simulator.fault_kinds import Fault
 __all__ = ["FAULT_NAMES", "fault_from_json", "fault_spec", "parse_fault", "parse_faults"]
 
 _DURATIONS = frozenset({"at", "for", "every", "by", "quiet", "interval", "down", "jump"})
-_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ms|s|m|h)?")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(ms|s|m|h)?")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _KINDS: dict[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Fault)}
 
 FAULT_NAMES: tuple[str, ...] = tuple(_KINDS)
@@ -36,7 +36,8 @@ def parse_fault(text: str) -> Fault:
             raise ConfigError(
                 f"fault {text!r}: {part!r} is not KEY=VALUE with a key of its own; {_known(name.strip())}"
             )
-        values[key] = value.strip()
+        value = value.strip()
+        values[key] = f"0{value}" if value.startswith(".") else value
     return _build(text, name.strip(), values)
 
 
@@ -72,7 +73,7 @@ def fault_spec(fault: Fault) -> str:
 def _text(key: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:.12g}s" if key in _DURATIONS and isinstance(value, int | float) else str(value)
+    return f"{str(value).removesuffix('.0')}s" if key in _DURATIONS else str(value)
 
 
 def _build(given: str, name: str, values: Mapping[str, object]) -> Fault:
@@ -96,7 +97,9 @@ def _seconds(value: object) -> object:
     match = _DURATION.fullmatch(value)
     if match is None:
         raise ValueError(f"{value!r} is not a time like 5s, 200ms, 2m or 1h")
-    seconds = float(match[1]) * _UNIT_S[match[2]]
+    number = float(match[1])
+    # 700 / 1000 is 0.7, 700 * 0.001 is not.
+    seconds = number / 1000 if match[2] == "ms" else number * _UNIT_S[match[2]]
     if not math.isfinite(seconds):
         raise ValueError(f"{value!r} is too long")
     return seconds

@@ -22,6 +22,7 @@ from kvatlas.simulator import (
 
 SPECS = [
     ("drop:p=0.1", Drop(p=0.1)),
+    ("drop:p=.25", Drop(p=0.25)),
     ("drop:from=100,count=20", Drop(from_batch=100, count=20)),
     ("silence:at=5s,for=10s", Silence(at_s=5.0, for_s=10.0)),
     ("restart:at=20s,identity=other", Restart(at_s=20.0, identity="other")),
