@@ -122,6 +122,13 @@ class _Started(msgspec.Struct):
     "--connector-bytes", type=click.IntRange(min=1), default=2**30, show_default=True, help="Bound on its files."
 )
 @click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="SPEC",
+    help="What goes wrong, like drop:p=0.1 or restart:at=20s,engine=1; repeatable. See docs/simulator.md.",
+)
+@click.option(
     "--trace-cache",
     is_flag=False,
     flag_value="",
@@ -227,6 +234,7 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
         max_loras=options["max_loras"],
         connector=connector,
         events=EventsConfig(endpoint=f"tcp://{host}:{events_port}", replay_endpoint=f"tcp://{host}:{replay_port}"),
+        faults=tuple(options["faults"]),
         latency=LatencyConfig(prefill_tokens_per_s=options["prefill_tokens_per_s"], time_scale=options["time_scale"]),
     )
 

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from kvatlas.errors import ConfigError
+from kvatlas.simulator.fault_specs import parse_fault
 
 __all__ = [
     "ConnectorConfig",
@@ -184,6 +185,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         enable_request_id_headers: echo `X-Request-Id` (vLLM: off unless asked for).
         dev_mode: serve `/reset_prefix_cache` (vLLM: VLLM_SERVER_DEV_MODE=1).
         host, port: where HTTP listens; port 0 takes a free one.
+        faults: what goes wrong, as specs (see `parse_fault`); their times count from when the engine serves.
 
     Raises:
         ConfigError: a value that cannot work, with the bound it breaks.
@@ -227,6 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: int = 0
     events: EventsConfig = EventsConfig()
     latency: LatencyConfig = LatencyConfig()
+    faults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
@@ -243,6 +246,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("model is the name clients ask for and cannot be empty")
         if not 0 <= self.port <= _MAX_PORT:
             raise ConfigError(f"port must be 0 (any free one) to {_MAX_PORT}, {self.port} was given")
+        for text in self.faults:
+            rank = getattr(parse_fault(text), "rank", None) or 0
+            if rank >= self.data_parallel_size:
+                raise ConfigError(
+                    f"fault {text!r} is of rank {rank}: ranks are 0 to {self.data_parallel_size - 1} with "
+                    f"data_parallel_size={self.data_parallel_size}"
+                )
         usable_tokens = (self.num_blocks - 1) * self.block_size
         if not self.groups and usable_tokens < self.max_model_len:
             needed = -(-self.max_model_len // self.block_size) + 1

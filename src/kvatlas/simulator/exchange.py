@@ -1,6 +1,7 @@
 """One client's request from its prompts to its last reply: check, queue, collect, and drop when the client is gone."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -169,18 +170,26 @@ class Exchange:
         return web.Response(body=body, content_type="application/json")
 
     async def streamed(
-        self, http_request: web.Request, headers: dict[str, str], *, include_usage: bool
+        self,
+        http_request: web.Request,
+        headers: dict[str, str],
+        *,
+        include_usage: bool,
+        on_piece: Callable[[int], None] | None = None,
     ) -> web.StreamResponse:
-        """Answer with server-sent events, one write per engine step."""
+        """Answer with server-sent events, one write per engine step. `on_piece` is told how many there were."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
         await response.prepare(http_request)
         try:
             # The opening (the role) waits for the first token, as vLLM's does: clients and routers take the first
             # byte of the body for the end of prefill.
             opening = self._shape.opening(self._choices())
+            pieces = itertools.count(1)
             async for outputs in self._stream:
                 await response.write(b"".join([opening, *(self._chunk(output) for output in outputs)]))
                 opening = b""
+                if on_piece is not None:
+                    on_piece(next(pieces))
             ending = self._shape.usage_chunk(self._usage()) if include_usage else b""
         except ConnectionError:
             return response  # the client hung up between two writes; the caller abandons what is left

@@ -16,6 +16,7 @@ from kvatlas.rendering import write_tiny_model
 from kvatlas.simulator.address import EngineAddress
 from kvatlas.simulator.config import EngineConfig, config_for_engine
 from kvatlas.simulator.engine_process import EngineProcess
+from kvatlas.simulator.fault_specs import parse_fault
 
 __all__ = ["SimulatedFleet"]
 
@@ -34,7 +35,7 @@ class SimulatedFleet:
         config: what they have in common.
 
     Raises:
-        ConfigError: no engines, or ports that collide.
+        ConfigError: no engines, ports that collide, or a fault of an engine that there is not.
     """
 
     def __init__(self, num_engines: int, config: EngineConfig | None = None) -> None:
@@ -44,6 +45,7 @@ class SimulatedFleet:
         self._config = config or EngineConfig()
         self._processes: dict[int, EngineProcess] = {}
         self._model_folder: tempfile.TemporaryDirectory[str] | None = None
+        _check_faults(self._config.faults, num_engines)
         _check_ports([config_for_engine(self._config, index) for index in range(num_engines)])
 
     @property
@@ -124,6 +126,13 @@ class SimulatedFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _check_faults(specs: tuple[str, ...], num_engines: int) -> None:
+    for text in specs:
+        engine = parse_fault(text).engine or 0
+        if engine >= num_engines:
+            raise ConfigError(f"fault {text!r} is of engine {engine}: the fleet has engines 0 to {num_engines - 1}")
 
 
 def _check_ports(configs: list[EngineConfig]) -> None:

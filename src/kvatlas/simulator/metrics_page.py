@@ -33,9 +33,16 @@ class MetricsPage:
         )
         self.rejections = {reason: rejections.labels(config.model, reason) for reason in _REJECTION_REASONS}
         """By reason; over all engines."""
+        self._started_s = Gauge(
+            "process_start_time_seconds", "Start of the engine in seconds since the epoch.", registry=self._registry
+        )
         self._lora_info = _LoraInfo(config.max_loras)
         if config.lora_modules:
             self._registry.register(self._lora_info)
+
+    def set_start(self, wall_s: float) -> None:
+        """Say when the engine began: what tells one life of it from another."""
+        self._started_s.set(wall_s)
 
     def exposition(self) -> bytes:
         """The page in Prometheus text format 0.0.4."""

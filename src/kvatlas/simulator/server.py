@@ -1,5 +1,6 @@
 """The HTTP face of a simulated engine: the routes a vLLM 0.32 server has that clients, routers and scrapers use."""
 
+import functools
 import itertools
 import os
 from collections.abc import Awaitable, Callable
@@ -38,6 +39,8 @@ class EngineApi:
         renderer: prompts and chats to tokens.
         vocabulary: output tokens to text.
         clock: for `created`.
+        started_s: wall time at which the engine began, None = now.
+        on_piece: told of each piece a streamed answer has sent, and how many it were.
     """
 
     def __init__(
@@ -48,6 +51,9 @@ class EngineApi:
         renderer: LocalRenderer,
         vocabulary: ReplyVocabulary,
         clock: Clock,
+        *,
+        started_s: float | None = None,
+        on_piece: Callable[[web.Request, int], None] | None = None,
     ) -> None:
         self._config = config
         self._ranks = ranks
@@ -55,7 +61,8 @@ class EngineApi:
         self._renderer = renderer
         self._vocabulary = vocabulary
         self._clock = clock
-        self._started_s = int(clock.wall_s())
+        self._started_s = int(clock.wall_s() if started_s is None else started_s)
+        self._on_piece = on_piece
         self._load = 0
         self._nonce = os.urandom(6).hex()
         self._serial_numbers = itertools.count()
@@ -125,7 +132,12 @@ class EngineApi:
             self._ranks.check_admission(len(prompts) * parsed.num_choices)
             exchange.submit(response_id, parsed, body, prompts, ClientOptions.read(body, http_request.headers, rank))
             if parsed.stream:
-                return await exchange.streamed(http_request, headers, include_usage=parsed.include_usage)
+                return await exchange.streamed(
+                    http_request,
+                    headers,
+                    include_usage=parsed.include_usage,
+                    on_piece=None if self._on_piece is None else functools.partial(self._on_piece, http_request),
+                )
             response = await exchange.whole()
             response.headers.update(headers)
             return response

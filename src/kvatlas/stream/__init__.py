@@ -5,7 +5,9 @@ affair.
 """
 
 from kvatlas.stream.endpoints import binds, offset_endpoint
-from kvatlas.stream.publisher import PublisherConfig, ZmqEventPublisher
+from kvatlas.stream.outlet import LinkDown, LinkUp, LiveStep, Outlet, PlainOutlet, ReplayAnswer, Sent
+from kvatlas.stream.publisher import ZmqEventPublisher
+from kvatlas.stream.publisher_sockets import PublisherConfig
 from kvatlas.stream.recording import (
     Record,
     RecordedFrames,
@@ -21,6 +23,11 @@ from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
 
 __all__ = [
     "EventSink",
+    "LinkDown",
+    "LinkUp",
+    "LiveStep",
+    "Outlet",
+    "PlainOutlet",
     "PublisherConfig",
     "Record",
     "RecordedFrames",
@@ -28,6 +35,8 @@ __all__ = [
     "RecordedRequest",
     "RecordedReset",
     "RecordingWriter",
+    "ReplayAnswer",
+    "Sent",
     "StreamCounters",
     "StreamStatus",
     "SubscriberConfig",

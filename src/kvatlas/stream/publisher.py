@@ -1,56 +1,33 @@
 """A publisher of KV events that a consumer of vLLM's or SGLang's stream cannot tell from theirs."""
 
 import contextlib
+import math
 import queue
 import socket as os_socket
 import threading
-from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import msgspec
 import zmq
 
 from kvatlas.errors import PublisherClosed
 from kvatlas.events import EventBatch, encode_batch
-from kvatlas.stream.endpoints import bind_or_connect, binds, offset_endpoint
+from kvatlas.stream.outlet import LinkDown, LiveStep, Outlet, PlainOutlet, Sent
+from kvatlas.stream.publisher_sockets import Context, PublisherConfig, PublisherSockets
 
-__all__ = ["END_OF_REPLAY", "PublisherConfig", "ZmqEventPublisher"]
-
-END_OF_REPLAY = b"\xff" * 8
-"""The sequence number (-1) of the marker that ends a replay. Source: vLLM 0.32.0, distributed/kv_events.py."""
-
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+__all__ = ["ZmqEventPublisher"]
 
 # Batches sent in a row before the replay socket is looked at again.
 _BURST = 64
 
 
-class PublisherConfig(msgspec.Struct, frozen=True):
-    """Where and how to publish; names and defaults are vLLM's `--kv-events-config`.
-
-    `buffer_steps` batches are kept for replay, `max_queue_size` wait to be sent, `hwm` may wait for each subscriber
-    before its batches are dropped. `bind` None takes the engines' rule from the endpoint's text; True or False
-    decides. `replay_hwm` is how many replayed batches may wait for a slow reader; above it they are dropped silently,
-    as engines do.
-
-    Source: vLLM 0.32.0, distributed/kv_events.py.
-    """
-
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
-    topic: str = ""
-    bind: bool | None = None
-    replay_hwm: int = 1_000
-
-
 class ZmqEventPublisher:
     """PUB with three frames (topic, 8-byte big-endian number from 0, msgpack batch), and a ROUTER that replays.
 
-    One thread owns both sockets and waits on both at once. `publish` may be called from any one thread.
+    One thread owns both sockets and waits on both at once. `publish` may be called from any one thread. `outlet`
+    decides what is sent and answered; without one the publisher does what engines do.
 
     Source: vLLM 0.32.0, distributed/kv_events.py (ZmqEventPublisher); SGLang 0.5.23's publisher behaves alike.
 
@@ -59,38 +36,28 @@ class ZmqEventPublisher:
     """
 
     def __init__(
-        self, config: PublisherConfig, data_parallel_rank: int = 0, *, context: "Context | None" = None
+        self,
+        config: PublisherConfig,
+        data_parallel_rank: int = 0,
+        *,
+        context: "Context | None" = None,
+        outlet: Outlet | None = None,
     ) -> None:
         self._rank = data_parallel_rank
-        self._topic = config.topic.encode()
-        self._queue: queue.Queue[bytes] = queue.Queue(maxsize=config.max_queue_size)
-        self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
-        self._next_seq = 0
+        self._queue: queue.Queue[bytes | Callable[[], Sequence[LiveStep]]] = queue.Queue(config.max_queue_size)
+        self._outlet = outlet or PlainOutlet(config.buffer_steps)
         self._closed = threading.Event()
         self.ignored_requests = 0
         """Replay requests that were not answered because they were not two frames."""
-        context = context or zmq.Context.instance()
-        self._replay: zmq.Socket[bytes] | None = None
-        self.replay_endpoint: str | None = None
+        self._sockets = PublisherSockets(config, data_parallel_rank, context or zmq.Context.instance())
+        self.endpoint = self._sockets.endpoint
+        """Where batches are published, with its real port."""
+        self.replay_endpoint = self._sockets.replay_endpoint
         """Where replay is served, with its real port; None when it is not."""
-        self._pub = context.socket(zmq.PUB)
-        try:
-            self._pub.set_hwm(config.hwm)
-            endpoint = offset_endpoint(config.endpoint, data_parallel_rank)
-            bind = binds(endpoint) if config.bind is None else config.bind
-            self.endpoint = bind_or_connect(self._pub, endpoint, bind=bind)
-            """Where batches are published, with its real port."""
-            if config.replay_endpoint:
-                self._replay = context.socket(zmq.ROUTER)
-                self._replay.set_hwm(config.replay_hwm)
-                replay_endpoint = offset_endpoint(config.replay_endpoint, data_parallel_rank)
-                self.replay_endpoint = bind_or_connect(self._replay, replay_endpoint, bind=True)
-        except BaseException:
-            self._close_sockets()
-            raise
         self._wake_reader, self._wake_writer = os_socket.socketpair()
         self._wake_reader.settimeout(0)
         self._wake_writer.settimeout(0)
+        self._sockets.poller.register(self._wake_reader, zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvatlas-event-publisher", daemon=True)
         self._thread.start()
 
@@ -102,10 +69,20 @@ class ZmqEventPublisher:
         """
         if batch.data_parallel_rank is None:
             batch = msgspec.structs.replace(batch, data_parallel_rank=self._rank)
-        payload = encode_batch(batch)
+        self._enqueue(encode_batch(batch))
+
+    def at_outlet(self, action: Callable[[], Sequence[LiveStep]]) -> None:
+        """Queue something to do with the outlet, between the batches before and after; what it returns is carried out.
+
+        Raises:
+            PublisherClosed: `close` was called.
+        """
+        self._enqueue(action)
+
+    def _enqueue(self, item: bytes | Callable[[], Sequence[LiveStep]]) -> None:
         while not self._closed.is_set():
             try:
-                self._queue.put(payload, timeout=0.1)
+                self._queue.put(item, timeout=0.1)
             except queue.Full:
                 continue
             self._wake()
@@ -135,57 +112,57 @@ class ZmqEventPublisher:
         with contextlib.suppress(OSError):
             self._wake_writer.send(b"\0")
 
+    # -- the thread --
+
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_reader, zmq.POLLIN)
-        if self._replay is not None:
-            poller.register(self._replay, zmq.POLLIN)
         try:
             while not self._closed.is_set() or not self._queue.empty():
-                poller.poll()
+                self._wait()
                 with contextlib.suppress(OSError):
                     self._wake_reader.recv(65_536)
+                self._sockets.go_on()
+                self._carry_out(self._outlet.due())
                 while self._send_queued():
                     self._serve_replays()
                 self._serve_replays()
         finally:
             self._closed.set()
-            self._close_sockets()
+            self._sockets.close()
+
+    def _wait(self) -> None:
+        """Until there is something to send or to answer, or it is time to."""
+        waits = (self._outlet.next_due_s(), self._sockets.next_due_s())
+        wait_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
+        self._sockets.poller.poll(None if wait_s is None else math.ceil(wait_s * 1000))
 
     def _send_queued(self) -> bool:
         """Send up to one burst; whether more may be waiting."""
         for _ in range(_BURST):
             try:
-                payload = self._queue.get_nowait()
+                item = self._queue.get_nowait()
             except queue.Empty:
                 return False
-            seq = self._next_seq.to_bytes(8, "big")
-            self._next_seq += 1
-            self._pub.send_multipart((self._topic, seq, payload))
-            self._buffer.append((seq, payload))
+            self._carry_out(self._outlet.publish(item) if isinstance(item, bytes) else item())
         return True
 
+    def _carry_out(self, steps: Iterable[LiveStep]) -> None:
+        for step in steps:
+            if isinstance(step, Sent):
+                self._sockets.send(step)
+            elif isinstance(step, LinkDown):
+                self._sockets.close()
+            else:
+                self._sockets.reopen()
+
     def _serve_replays(self) -> None:
-        if self._replay is None:
-            return
-        while True:
-            try:
-                identity, *request = self._replay.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while (question := self._sockets.next_question()) is not None:
+            identity, *request = question
             if len(request) != 2:
                 self.ignored_requests += 1
                 continue
             # Who asks after `publish` returned gets that batch.
             for _ in range(self._queue.qsize() // _BURST + 1):
                 self._send_queued()
-            start_seq = int.from_bytes(request[1], "big")
-            for seq, payload in self._buffer:
-                if int.from_bytes(seq, "big") >= start_seq:
-                    self._replay.send_multipart((identity, b"", self._topic, seq, payload))
-            self._replay.send_multipart((identity, b"", b"", END_OF_REPLAY, b""))
-
-    def _close_sockets(self) -> None:
-        self._pub.close(linger=0)
-        if self._replay is not None:
-            self._replay.close(linger=0)
+            answer = self._outlet.replay(int.from_bytes(request[1], "big"))
+            if answer is not None:
+                self._sockets.answer(identity, answer)

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import zmq
 
 from kvatlas.stream.endpoints import bind_or_connect
-from kvatlas.stream.publisher import END_OF_REPLAY
+from kvatlas.stream.publisher_sockets import END_OF_REPLAY
 
 __all__ = ["ReplayChannel", "is_end_of_replay", "split_frames"]
 

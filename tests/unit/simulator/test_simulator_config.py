@@ -103,3 +103,14 @@ def test_empty_fleet_is_refused():
     """A fleet of none serves nobody."""
     with pytest.raises(ConfigError, match="at least one"):
         SimulatedFleet(0)
+
+
+def test_faults_of_engines_and_ranks_that_are_not_there_are_refused():
+    """A fault that could never come is a mistake; a spec is checked before any engine starts."""
+    with pytest.raises(ConfigError, match="no fault 'dorp'"):
+        EngineConfig(faults=("dorp",))
+    with pytest.raises(ConfigError, match="ranks are 0 to 0"):
+        EngineConfig(faults=("drop:rank=1",))
+    with pytest.raises(ConfigError, match="engines 0 to 1"):
+        SimulatedFleet(2, EngineConfig(faults=("hang:engine=2",)))
+    EngineConfig(faults=("drop:rank=1",), data_parallel_size=2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvatlas.stream.publisher import END_OF_REPLAY
+from kvatlas.stream.publisher_sockets import END_OF_REPLAY
 from kvatlas.stream.replay_channel import is_end_of_replay, split_frames
 
 SEQ = (258).to_bytes(8, "big")
