@@ -9,10 +9,9 @@ device. Handles are an engine's block hashes as 64-bit numbers; block keys are k
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvatlas._native import _pure
+from kvatlas._native._pure_column import Column, Entry, NativeBatch
 from kvatlas._native.arguments import (
     MAX_PLANES,
     MAX_WORKERS,
@@ -25,46 +24,12 @@ from kvatlas._native.arguments import (
     require_u64,
 )
 
-__all__ = ["IndexCore", "NativeBatch"]
+__all__ = ["IndexCore"]
 
 _U64 = (1 << 64) - 1
 _ENTRY_BYTES = 330  # measured: a handle, its entry and its dictionary of copies
 _BLOCK_BYTES = 120  # measured: a key and its row of workers
 _TICKS_PER_STAMP = 1024
-
-
-class NativeBatch(Protocol):
-    """A batch that the extension reads from its bytes."""
-
-    @property
-    def rank(self) -> int | None: ...
-    @property
-    def event_count(self) -> int: ...
-    @property
-    def position(self) -> int: ...
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One handle of one worker: its block key once known, its copies per plane, and whether somebody waits for it."""
-
-    block_key: int | None = None
-    copies: dict[int, int] = field(default_factory=dict)
-    waited: bool = False
-
-
-@dataclass(slots=True)
-class _Column:
-    name: str
-    root_key: int
-    counting: bool
-    entries: dict[int, _Entry] = field(default_factory=dict)
-    stored: int = 0
-    removed: int = 0
-    unknown_removals: int = 0
-    forgotten: int = 0
-    resident: int = 0
-    unkeyed: int = 0
 
 
 class IndexCore:
@@ -84,7 +49,7 @@ class IndexCore:
         self.max_bytes = max_bytes
         self._planes: list[dict[int, int]] = [{}]
         self._stamps: dict[int, int] = {}
-        self._columns: dict[int, _Column] = {}
+        self._columns: dict[int, Column] = {}
         self._ticks = 0
 
     # -- workers and planes --
@@ -116,7 +81,7 @@ class IndexCore:
         worker = next((number for number in range(MAX_WORKERS) if number not in self._columns), None)
         if worker is None:
             raise index_full("workers", MAX_WORKERS)
-        self._columns[worker] = _Column(name, root_key, counting)
+        self._columns[worker] = Column(name, root_key, counting)
         return worker
 
     def drop_worker(self, worker: int, /) -> None:
@@ -124,7 +89,7 @@ class IndexCore:
         self.forget_all(worker)
         del self._columns[worker]
 
-    def _column(self, worker: int) -> _Column:
+    def _column(self, worker: int) -> Column:
         column = self._columns.get(worker)
         if column is None:
             raise no_such_worker(worker)
@@ -150,7 +115,7 @@ class IndexCore:
         self._ticks += len(numbers)
         column.stored += len(numbers)
         for number in numbers:
-            entry = column.entries.setdefault(number, _Entry())
+            entry = column.entries.setdefault(number, Entry())
             copies = entry.copies.get(plane, 0)
             if copies and not column.counting:
                 continue
@@ -211,7 +176,7 @@ class IndexCore:
             self._take(column, worker, entry, plane, holders)
             self._leave(column, number, entry)
 
-    def _take(self, column: _Column, worker: int, entry: _Entry, plane: int, holders: dict[int, int]) -> None:
+    def _take(self, column: Column, worker: int, entry: Entry, plane: int, holders: dict[int, int]) -> None:
         """All copies of one plane go."""
         del entry.copies[plane]
         column.resident -= 1
@@ -225,7 +190,7 @@ class IndexCore:
             if plane == 0:
                 self._stamps.pop(entry.block_key, None)
 
-    def _leave(self, column: _Column, number: int, entry: _Entry) -> None:
+    def _leave(self, column: Column, number: int, entry: Entry) -> None:
         """An entry without copies says nothing more, unless somebody waits for it."""
         if entry.copies:
             return
@@ -242,7 +207,7 @@ class IndexCore:
 
     def wait(self, worker: int, number: int, /) -> None:
         """Have `join` report this block when it gets its key. Repeating it changes nothing."""
-        self._column(worker).entries.setdefault(number, _Entry()).waited = True
+        self._column(worker).entries.setdefault(number, Entry()).waited = True
 
     def stop_waiting(self, worker: int, number: int, /) -> None:
         """Take `wait` back."""
@@ -292,7 +257,7 @@ class IndexCore:
         column.forgotten += gone
         return gone
 
-    def _stamp_of(self, entry: _Entry) -> int:
+    def _stamp_of(self, entry: Entry) -> int:
         if entry.block_key is None or 0 not in entry.copies:
             return 0
         return self._stamps.get(entry.block_key, 0)

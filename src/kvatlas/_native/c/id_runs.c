@@ -147,6 +147,7 @@ uint64_t kva_ids_skip(const uint8_t **at, const uint8_t *end, uint64_t count)
 void kva_ids_read(const uint8_t *at, const uint8_t *end, size_t count, uint64_t *words)
 {
     size_t done = 0;
+    (void)end; /* only wide reads need to know it */
 #ifdef KVA_HAVE_SHUFFLES
     if (count >= 4 && __builtin_cpu_supports("ssse3"))
         done = read_fours(&at, end, count, words);
