@@ -153,13 +153,16 @@ static const uint8_t *read_tokens(reading *r, const uint8_t *at)
     if (count >= KVA_MP_RUN_MIN) {
         const kva_mp_runs *runs = &r->batch->runs;
         uint32_t run = r->batch->run;
-        while (run < runs->count && runs->first[run] < r->event->tokens_at)
+        while (run < runs->count && runs->run[run].first < r->event->tokens_at)
             run++;
         r->batch->run = run;
-        if (run < runs->count && runs->first[run] == r->event->tokens_at)
-            return r->payload + runs->end[run];
+        if (run < runs->count && runs->run[run].first == r->event->tokens_at) {
+            if (runs->run[run].half)
+                r->event->half = (kva_ids_half){r->payload + runs->run[run].half, runs->run[run].before_half};
+            return r->payload + runs->run[run].end;
+        }
     }
-    return kva_ids_skip(&at, r->end, count) == count ? at : NULL;
+    return kva_ids_skip(&at, r->end, count, &r->event->half) == count ? at : NULL;
 }
 
 /* Keys that set no block apart from another of the same tokens: nil, or nil for each block. */
@@ -235,25 +238,38 @@ static const event_schema *schema_of(kva_text kind)
     return text_is(kind, "BlockRemoved", 12) ? &removed_schema : NULL;
 }
 
+/* Read a key. *index: the field expected; becomes the field it names, or the schema's count. */
+static inline const uint8_t *read_key(const reading *r, const event_schema *schema, const uint8_t *at, size_t *index)
+{
+    /* Engines keep to one order. To compare with what is expected, instead of reading how long the key is, lets the
+       processor go on before it has the answer. */
+    const named_field *expected = schema->fields + *index;
+    if ((size_t)(r->end - at) > expected->length && *at == (0xa0 | expected->length) &&
+        same_bytes(at + 1, (const uint8_t *)expected->name, expected->length))
+        return at + 1 + expected->length;
+    kva_text key;
+    at = kva_mp_read_str(at, r->end, &key);
+    if (!at || text_is(key, "type", 4)) /* a second type */
+        return NULL;
+    for (*index = 0; *index < schema->count; ++*index)
+        if (text_is(key, schema->fields[*index].name, schema->fields[*index].length))
+            break;
+    return at;
+}
+
 static const uint8_t *read_map(reading *r, const event_schema *schema, const uint8_t *at, uint64_t pairs)
 {
-    size_t expected = 0; /* engines keep to the order, so that the first comparison is mostly the last */
+    size_t index = 0;
     for (; at && pairs > 0; pairs--) {
-        kva_text key;
-        at = kva_mp_read_str(at, r->end, &key);
-        if (!at || text_is(key, "type", 4))
+        at = read_key(r, schema, at, &index);
+        if (!at)
             return NULL;
-        size_t i = expected, tried = 0;
-        while (tried < schema->count && !text_is(key, schema->fields[i].name, schema->fields[i].length)) {
-            i = i + 1 < schema->count ? i + 1 : 0;
-            tried++;
-        }
-        if (tried == schema->count) {
+        if (index < schema->count)
+            at = read_field(r, schema->fields[index++].field, at);
+        else
             at = kva_mp_skip(at, r->end, 1, KVA_MP_DEPTH_LIMIT, NULL);
-            continue;
-        }
-        at = read_field(r, schema->fields[i].field, at);
-        expected = i + 1 < schema->count ? i + 1 : 0;
+        if (index == schema->count)
+            index = 0;
     }
     return at;
 }
@@ -379,11 +395,12 @@ void kva_read_numbers(const uint8_t *at, size_t count, uint64_t *numbers)
 
 int kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
 {
-    kva_ids_read(at, at + count, count, words); /* an id is a byte at least */
+    kva_ids_read(at, at + count, count, (kva_ids_half){NULL, 0}, words); /* an id is a byte at least */
     return (int)count;
 }
 
 void kva_batch_tokens(const kva_batch *batch, const kva_event *event, uint64_t *words)
 {
-    kva_ids_read(batch->payload + event->tokens_at, batch->payload + batch->length, event->token_count, words);
+    const uint8_t *at = batch->payload + event->tokens_at, *end = batch->payload + batch->length;
+    kva_ids_read(at, end, event->token_count, event->half, words);
 }

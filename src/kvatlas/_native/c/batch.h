@@ -41,6 +41,7 @@ typedef struct {
     kva_text spec_kind;
     int has_window;
     uint64_t window;
+    kva_ids_half half; /* private: of the tokens */
 } kva_event;
 
 typedef struct {
