@@ -71,6 +71,16 @@ static inline const uint8_t *kva_mp_read_count(const uint8_t *at, const uint8_t 
     return at;
 }
 
+/* The same, or nil. */
+static inline const uint8_t *kva_mp_read_optional_count(const uint8_t *at, const uint8_t *end, int *has,
+                                                        uint64_t *out)
+{
+    if (at < end && *at == KVA_MP_NIL)
+        return at + 1;
+    *has = 1;
+    return kva_mp_read_count(at, end, out);
+}
+
 /* A head with `width` bytes of argument behind it. */
 static inline const uint8_t *kva_mp_read_argument(const uint8_t *at, const uint8_t *end, size_t width, uint64_t *out)
 {
