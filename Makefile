@@ -42,7 +42,7 @@ sanitize: ## the C kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 fuzz: ## damaged event batches to the C scanner under the sanitizers, for FUZZ_SECONDS, repeatable by FUZZ_SEED
 	@mkdir -p build
 	@$(CC) $(C_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I $(C_DIR) \
-	    -o build/fuzz_batch tests/native/fuzz_batch.c $(addprefix $(C_DIR)/,batch.c event.c id_runs.c)
+	    -o build/fuzz_batch tests/native/fuzz_batch.c $(C_DIR)/batch.c $(C_DIR)/id_runs.c
 	@build/fuzz_batch $(FUZZ_SECONDS) $(FUZZ_SEED)
 
 test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 5 GB of memory)

@@ -19,10 +19,7 @@ from support.msgpack_forms import damaged, packed
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 C_DIR = PROJECT_ROOT / "src" / "kvatlas" / "_native" / "c"
-SOURCES = [
-    PROJECT_ROOT / "tests" / "native" / "dump_batch.c",
-    *(C_DIR / name for name in ("batch.c", "event.c", "id_runs.c")),
-]
+SOURCES = [PROJECT_ROOT / "tests" / "native" / "dump_batch.c", C_DIR / "batch.c", C_DIR / "id_runs.c"]
 STREAMS = ("vllm-bytes-serial", "vllm-cbor-mix", "vllm-cbor-serial", "vllm-gemma-mix", "vllm-xxcbor-mix")
 STORED_FIELDS = BlockStored.__struct_fields__
 REMOVED_FIELDS = BlockRemoved.__struct_fields__
