@@ -24,6 +24,7 @@ class Entry:
     block_key: int | None = None
     copies: dict[int, int] = field(default_factory=dict)
     waited: bool = False
+    in_doubt: bool = False
 
 
 @dataclass(slots=True)
@@ -38,3 +39,8 @@ class Column:
     forgotten: int = 0
     resident: int = 0
     unkeyed: int = 0
+    doubted: int = 0
+    reported: dict[int, int] = field(default_factory=dict)
+    """Block keys that the engine reported and no event named -> `stored` at that time."""
+    unsure: bool = False
+    """Whether all of `reported` is in doubt."""
