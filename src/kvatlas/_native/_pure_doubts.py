@@ -40,6 +40,7 @@ class DoubtingState(CoreState):
             key = entry.block_key
             if key is not None and set(entry.copies) == {0} and self._planes[0].get(key, 0) >> worker & 1:
                 entry.in_doubt = False
+                entry.copies[0] = 1  # how many there were was in doubt as well
                 column.doubted -= 1
                 continue
             gone += 1

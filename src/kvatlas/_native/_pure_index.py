@@ -153,7 +153,7 @@ class IndexCore(DoubtingState):
                 self._doubt_reported(column, worker)  # it may have been one of those
                 continue
             column.removed += 1
-            if copies > 1:
+            if copies > 1 and not entry.in_doubt:  # in doubt, the last copy may be gone
                 entry.copies[plane] = copies - 1
                 continue
             self._take(column, worker, entry, plane)

@@ -163,6 +163,8 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
             continue;
         }
         column->counts.removed++;
+        if (table->marks[place] & KVA_DOUBT)
+            copies = 1; /* how many there were is in doubt as well: the last one may be gone */
         kva_copies_set(table, place, plane, copies - 1);
         if (copies > 1)
             continue;

@@ -61,6 +61,7 @@ static size_t settle_table(kva_index *index, kva_column *column, kva_handles *ta
     for (uint32_t place = 0; place < table->capacity;) {
         uint8_t *mark = &table->marks[place];
         if (*mark & KVA_DOUBT && is_confirmed(index, column, table, place)) {
+            kva_copies_set(table, place, 0, 1); /* how many there were was in doubt as well */
             *mark &= (uint8_t)~KVA_DOUBT;
             column->counts.doubted--;
         } else if (*mark & KVA_DOUBT) {
