@@ -242,7 +242,7 @@ class FleetPlanner:
         if rendered.without_index is not None:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         promised = _promises(parsed, prompts, workers, matches)
-        candidates = [_candidate(w, _hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
+        candidates = [_candidate(w, *_hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         record = self._picker.pick(asked, candidates, without_index=rendered.without_index)
         books = _Books(
@@ -344,12 +344,14 @@ def _books_of(plan: Plan) -> _Books | None:
     return plan.books if isinstance(plan, FleetPlan) else None
 
 
-def _candidate(worker: Worker, hit_tokens: int, promised_tokens: int | None) -> Candidate:
+def _candidate(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
     load = worker.load
+    claimed = hit_tokens + doubted_tokens
+    credit = worker.trust.level.credit(hit_tokens, doubted_tokens)
     return Candidate(
         worker_id=worker.worker_id,
-        hit_tokens=hit_tokens,
-        confidence=worker.trust.level.confidence,
+        hit_tokens=claimed,
+        confidence=credit / claimed if claimed else float(worker.trust.level.is_credited),
         queued_prefill_tokens=load.queued_prefill_tokens,
         running_requests=load.in_flight + worker.foreign_running,
         waiting_requests=worker.foreign_waiting,
@@ -361,8 +363,10 @@ def _candidate(worker: Worker, hit_tokens: int, promised_tokens: int | None) -> 
     )
 
 
-def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> int:
-    return sum(match[worker.worker_id].hit_tokens for match in matches if worker.worker_id in match)
+def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> tuple[int, int]:
+    """Tokens that the worker holds of all prompts, and tokens that it may hold."""
+    found = [match[worker.worker_id] for match in matches if worker.worker_id in match]
+    return sum(each.hit_tokens for each in found), sum(each.doubted_tokens for each in found)
 
 
 def _promises(
