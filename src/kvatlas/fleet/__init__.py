@@ -4,7 +4,7 @@ Here: what turns configuration into live workers and keeps their state fresh. No
 and carrying requests (gateway).
 """
 
-from kvatlas.fleet.audit import PredictionAudit
+from kvatlas.fleet.audit import Cause, PredictionAudit, cause_of
 from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
@@ -15,6 +15,7 @@ from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.fleet.worker import EngineGauges, Worker, worker_id_of
 
 __all__ = [
+    "Cause",
     "EngineGauges",
     "EventSource",
     "Fleet",
@@ -28,6 +29,7 @@ __all__ = [
     "Trust",
     "TrustState",
     "Worker",
+    "cause_of",
     "describe_failure",
     "parse_gauges",
     "worker_id_of",

@@ -23,10 +23,12 @@ class Moment:
     Attributes:
         epoch: changes with every life, clear and loss.
         removals: blocks removed so far.
+        stores: blocks stored so far.
     """
 
     epoch: int
     removals: int
+    stores: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class DoubtBook:
     def moment(self) -> Moment:
         """Now."""
         counts = self._core.counts(self._number)
-        return Moment(self.epoch, counts[_REMOVED] + counts[_UNKNOWN_REMOVALS])
+        return Moment(self.epoch, counts[_REMOVED] + counts[_UNKNOWN_REMOVALS], counts[_STORED])
 
     def heal(self, block_keys: Sequence[int], cached_blocks: int, sent: Moment) -> Healed:
         """Take an engine's count of cached blocks for its word.
