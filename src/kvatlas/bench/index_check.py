@@ -122,10 +122,10 @@ class _Check:
         rng = self._rng
         worker = rng.randrange(_WORKERS)
         draw = rng.random()
-        if draw < 0.001:
+        if draw < 0.004:
             self._model.forget(worker)
             self._index.purge(_worker_id(worker))
-        elif draw < 0.002:
+        elif draw < 0.008:
             self._model.forget(worker)
             self._index.remove_worker(_worker_id(worker))
             self._index.add_worker(_worker_id(worker), block_size=BLOCK_SIZE)
@@ -155,7 +155,7 @@ class _Check:
         rng = self._rng
         prompt = rng.choice(self._prompts)
         draw = rng.random()
-        if draw < 0.0005:
+        if draw < 0.002:
             self._model.forget(worker)
             yield AllBlocksCleared()
         elif draw < 0.7:

@@ -5,7 +5,18 @@ the standard library, and its modules name each other relatively. What must not:
 """
 
 from .serve import serve
-from .workload import BLOCK_SIZE, PATTERNS, Prompt, Run, laddered, local_hashes, sessions, stores, token_ids
+from .workload import (
+    BLOCK_SIZE,
+    PATTERNS,
+    Prompt,
+    Run,
+    laddered,
+    last_prompts,
+    local_hashes,
+    sessions,
+    stores,
+    token_ids,
+)
 from .works import IndexUnderTest, Works
 
 __all__ = [
@@ -16,6 +27,7 @@ __all__ = [
     "Run",
     "Works",
     "laddered",
+    "last_prompts",
     "local_hashes",
     "serve",
     "sessions",

@@ -9,7 +9,18 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["BLOCK_SIZE", "PATTERNS", "Prompt", "Run", "laddered", "local_hashes", "sessions", "stores", "token_ids"]
+__all__ = [
+    "BLOCK_SIZE",
+    "PATTERNS",
+    "Prompt",
+    "Run",
+    "laddered",
+    "last_prompts",
+    "local_hashes",
+    "sessions",
+    "stores",
+    "token_ids",
+]
 
 BLOCK_SIZE = 16
 """Tokens in a block, everywhere in this benchmark."""
@@ -117,6 +128,11 @@ def stores(prompts: Iterable[Prompt], blocks_per_event: int) -> Iterator[Run]:
             for first in range(start, depth, blocks_per_event):
                 parent = prompt.hashes[first - 1] if first else None
                 yield Run(worker, parent, prompt.hashes[first : min(first + blocks_per_event, depth)].tolist())
+
+
+def last_prompts(num_workers: int, num_entries: int) -> dict[int, Prompt]:
+    """Return the prompt that each worker announces last in `sessions` of one copy: once it is found, all is."""
+    return {worker: prompt for prompt in sessions(num_workers, num_entries, copies=1) for worker in prompt.held}
 
 
 def _drawn(rng: random.Random, count: int) -> "array[int]":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from .workload import Prompt, Run, laddered, sessions, stores
 
@@ -233,7 +233,7 @@ class _Stopwatch:
 
     spent_ns = 0
 
-    def __enter__(self) -> "_Stopwatch":
+    def __enter__(self) -> Self:
         gc.collect()
         gc.disable()
         self._start = perf_counter_ns(), process_time_ns()
