@@ -90,13 +90,14 @@ def run_index_bench(
     peer_python = None if against is None else require_dynamo(interpreter)
     rows: list[BenchRow] = []
     with ExitStack() as stack:
-        sides = _started(stack, peer_python)
+        lasting = _started(stack, peer_python)
         for work in _works(pattern, scale):
             if work.fresh:
                 with ExitStack() as own:
-                    rows.extend(_memory_rows(work, _started(own, peer_python), against))
+                    sides = _started(own, peer_python if work.has_peer else None)
+                    rows.extend(_memory_rows(work, sides, against))
             else:
-                rows.append(_row(work, sides, against, rounds))
+                rows.append(_row(work, lasting, against, rounds))
     return BenchReport(machine=f"{machine_name()}, {backend_name()} kernels", rows=rows)
 
 
@@ -125,6 +126,9 @@ def _works(pattern: str, scale: float) -> Iterator[_Work]:
     for copies, name in ((1, "unique"), (8, "shared by 8")):
         command = {"work": "memory", "entries": entries, "copies": copies}
         yield _Work(f"memory, {entries} entries, {name}", "bytes/(block, worker)", command, fresh=True)
+    command = {"work": "memory", "entries": entries, "copies": 1}
+    name = f"memory, {entries} entries into a cap of {index_ours.CAP_BYTES >> 20} MiB"
+    yield _Work(name, "% of the cap", command, "capped", has_peer=False, fresh=True)
     churn = {"work": "churn", "entries": scaled(_ENTRIES), "times": _CHURN_TIMES}
     yield _Work(f"memory after {_CHURN_TIMES}x churn, against warmed up", "% growth", churn, fresh=True)
 
@@ -177,7 +181,10 @@ def _memory_rows(work: _Work, sides: _Sides, against: str | None) -> Iterator[Be
     """Growth of the resident set, and how far our own account of it is off."""
     ours = sides.ours.ask(form=work.form, **work.command)
     peer = None if sides.peer is None else sides.peer.ask(**work.command)["value"]
-    yield _compared(work, ours["value"], peer, against)
+    if work.form == "capped":
+        yield BenchRow(work.name, work.unit, round(ours["resident_bytes"] / index_ours.CAP_BYTES * 100, 1))
+    else:
+        yield _compared(work, ours["value"], peer, against)
     if "used_bytes" in ours:
         off = abs(ours["used_bytes"] - ours["resident_bytes"]) / max(ours["resident_bytes"], 1) * 100
         yield BenchRow(f"{work.name}: own account against resident set", "% off", round(off, 1))

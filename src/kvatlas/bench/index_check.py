@@ -147,7 +147,7 @@ class _Check:
             return {worker_id: match.hit_blocks for worker_id, match in matches.items() if match.hit_blocks} == expected
         if way < 0.05:
             asked = [_worker_id(worker) for worker in rng.sample(range(_WORKERS), 3)]
-            found = self._index.find(prompt.block_keys[:length], asked)
+            found = self._index.find(prompt.block_keys[:length], worker_ids=asked)
             return found == {worker_id: expected[worker_id] for worker_id in asked if worker_id in expected}
         return self._index.find(prompt.block_keys[:length]) == expected
 

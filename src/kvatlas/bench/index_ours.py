@@ -9,7 +9,10 @@ from kvatlas.events import BlockRemoved, BlockStored, Event, EventBatch, encode_
 from kvatlas.hashing import BlockKeyHasher
 from kvatlas.index import PrefixIndex
 
-__all__ = ["OurIndex", "answer"]
+__all__ = ["CAP_BYTES", "OurIndex", "answer"]
+
+CAP_BYTES = 16 << 20
+"""The cap of the index that is filled far beyond it."""
 
 _SEED = 1
 
@@ -20,10 +23,11 @@ class OurIndex:
     Args:
         decoded: events are applied one by one, decoded beforehand; else each is a batch in bytes, as it arrives.
         tokens: questions are token ids, hashed while they are looked up; else they are hashed beforehand.
+        max_bytes: the index's cap.
     """
 
-    def __init__(self, *, decoded: bool = False, tokens: bool = False) -> None:
-        self.index = PrefixIndex(BlockKeyHasher(_SEED))
+    def __init__(self, *, decoded: bool = False, tokens: bool = False, max_bytes: int | None = None) -> None:
+        self.index = PrefixIndex(BlockKeyHasher(_SEED), max_bytes=max_bytes)
         self._hasher = BlockKeyHasher(_SEED)
         self._decoded = decoded
         self._tokens = tokens
@@ -77,7 +81,7 @@ class OurIndex:
 
 
 def answer(works: dict[str, Works], command: dict[str, Any]) -> dict[str, float]:
-    """Do a command's work; `form` says by which of our calls: `bytes`, `decoded` or `tokens`."""
+    """Do a command's work; `form` says by which of our calls: `bytes`, `decoded`, `tokens`, or `capped`."""
     command = dict(command)
     return works[command.pop("form", "bytes")].answer(command)
 
@@ -88,6 +92,7 @@ def main() -> None:
         "bytes": Works(OurIndex),
         "decoded": Works(partial(OurIndex, decoded=True)),
         "tokens": Works(partial(OurIndex, tokens=True)),
+        "capped": Works(partial(OurIndex, max_bytes=CAP_BYTES)),
     }
     serve(partial(answer, forms))
 

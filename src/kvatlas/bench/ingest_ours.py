@@ -59,7 +59,7 @@ class Consumer:
 
         def all_visible() -> bool:
             for worker_id, (block_keys, depth) in list(missing.items()):
-                if self._index.find(block_keys, [worker_id]).get(worker_id) == depth:
+                if self._index.find(block_keys, worker_ids=[worker_id]).get(worker_id) == depth:
                     del missing[worker_id]
             return not missing
 
