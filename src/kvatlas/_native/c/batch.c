@@ -377,10 +377,9 @@ void kva_read_numbers(const uint8_t *at, size_t count, uint64_t *numbers)
     }
 }
 
-int kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
+void kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
 {
     kva_ids_read(at, at + count, count, words); /* an id is a byte at least */
-    return (int)count;
 }
 
 void kva_batch_tokens(const kva_batch *batch, const kva_event *event, uint64_t *words)

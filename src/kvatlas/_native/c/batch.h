@@ -70,8 +70,8 @@ const uint8_t *kva_read_handle(const uint8_t *at, kva_handle *out);
 /* Read the hashes of an event whose `hashes_kind` is INT. */
 void kva_read_numbers(const uint8_t *at, size_t count, uint64_t *numbers);
 
-/* Read the token ids of a STORED event, each in 0..2^63-1, into words[count]. Returns `count`. */
-int kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words);
+/* Read the token ids of a STORED event, each in 0..2^63-1, into words[count]. */
+void kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words);
 
 /* The same, sooner: where the payload ends is known, so that the last ids too are read several at a step. */
 void kva_batch_tokens(const kva_batch *batch, const kva_event *event, uint64_t *words);
