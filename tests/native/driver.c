@@ -6,6 +6,7 @@
 #include "cbor.h"
 #include "chain.h"
 #include "fnv1a.h"
+#include "index_checks.h"
 #include "xxh3.h"
 #include "xxh64.h"
 
@@ -226,6 +227,7 @@ int main(void)
     check_chains();
     check_refusals();
     check_batches(expect);
+    check_index(expect);
     if (failures)
         fprintf(stderr, "%d checks failed\n", failures);
     else
