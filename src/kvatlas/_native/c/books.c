@@ -19,6 +19,24 @@ static void claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t
         column->counts.refused++;
 }
 
+/* Without memory for the set of those who stay, the block is given up for them, too, and counted: a claim too few, and
+   they are told. */
+static void unclaim(kva_index *index, const kva_column *column, uint32_t plane, uint64_t key)
+{
+    kva_flat *flat = index->planes[plane];
+    if (kva_flat_discard(flat, key, column->worker))
+        return;
+    kva_slot *slot = kva_flat_slot(flat, key);
+    const kva_set *set = &index->sets.sets[slot->set];
+    for (uint32_t i = 0; i < set->length; i++)
+        for (uint64_t bits = kva_set_words(set)[i]; bits; bits &= bits - 1) {
+            uint32_t worker = (set->first + i) * 64 + (uint32_t)__builtin_ctzll(bits);
+            if (worker != column->worker)
+                index->columns[worker]->counts.refused++;
+        }
+    kva_flat_drop(flat, slot);
+}
+
 static void drop_if_idle(kva_handles *table, uint32_t place)
 {
     if (kva_is_idle(table->marks[place]))
@@ -135,7 +153,7 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
             continue;
         column->counts.resident--;
         if (table->marks[place] & KVA_KEYED)
-            kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+            unclaim(index, column, plane, table->keys[place]);
         leave(column, table, place);
         kva_handles_shrink(table, 8);
     }
@@ -179,7 +197,7 @@ static void forget_in_plane(kva_index *index, kva_column *column, kva_handles *t
     kva_copies_set(table, place, plane, 0);
     column->counts.resident--;
     if (table->marks[place] & KVA_KEYED)
-        kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+        unclaim(index, column, plane, table->keys[place]);
 }
 
 int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *table, uint32_t place,
@@ -230,12 +248,12 @@ static void forget_table(kva_index *index, kva_column *column, kva_handles *tabl
         if (!(mark & KVA_KEYED))
             continue;
         if (mark & KVA_COPIES)
-            kva_flat_discard(index->planes[0], table->keys[place], column->worker);
+            unclaim(index, column, 0, table->keys[place]);
         if (!(mark & KVA_OTHERS))
             continue;
         for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
             if (kva_copies_get(table, place, plane))
-                kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+                unclaim(index, column, plane, table->keys[place]);
     }
     kva_handles_free(table);
 }
