@@ -127,10 +127,10 @@ class WorkerColumn:
         """Apply one BlockStored. Cost: O(blocks)."""
         plane = (normal_medium(event.medium), event.group_idx or 0)
         number = self._planes.number(plane)
+        self._learn_group(plane, event)  # even if there is no room for it: a group that holds nothing allows no hit
         if number is None:
             self._unplaced += len(event.block_hashes)
             return
-        self._learn_group(plane, event)
         numbers = self._core.handle_numbers(event.block_hashes)
         self._core.add_copies(self.number, number, numbers)
         if not numbers:
