@@ -339,6 +339,25 @@ class IndexCore(DoubtingState):
         """Return a batch that `apply` can read, or None: Python decodes it. Here always None."""
         return None
 
+    def ingest(
+        self, worker: int, _payload: bytes, _rank: int | None, _max_events: int, _max_depth: int, /
+    ) -> int | NativeBatch | tuple[NativeBatch, bytes | list[tuple[int, int]]] | None:
+        """Open a batch and apply it, all in one.
+
+        Args:
+            worker: whose batch it is.
+            _payload: its bytes.
+            _rank: apply it if it is of this data-parallel rank or names none; None: only if it names none; -1: always.
+            _max_events: more make it none.
+            _max_depth: deeper nesting makes it none.
+
+        Returns:
+            How many events were applied, when it was all of them; None when `open_batch` gives none; else the batch and
+            what `apply` returned, or the batch alone when it is of another rank and nothing was applied. Here None.
+        """
+        self._column(worker)
+        return None
+
     def apply(self, worker: int, _batch: NativeBatch, /) -> bytes | list[tuple[int, int]] | None:
         """Apply a batch's events, from where it stands, as far as they are of a learnt profile.
 

@@ -9,7 +9,7 @@
 #define KVA_HAVE_MMAP 1
 #endif
 
-enum { PAGE = 4096, CHUNK_PAGES = 64, CHUNK = PAGE * CHUNK_PAGES, SMALL = PAGE * 3 / 4, ALIGN = 16 };
+enum { PAGE = 4096, CHUNK_PAGES = 64, CHUNK = PAGE * CHUNK_PAGES, CUT = CHUNK / 4, SMALL = PAGE * 3 / 4, ALIGN = 16 };
 
 enum { FROM_HEAP = -1, FROM_SYSTEM = -2 };
 
@@ -153,7 +153,7 @@ void *kva_take(kva_budget *budget, size_t bytes)
         return NULL;
     size_t whole = bytes + sizeof(header), paged = rounded(whole, PAGE);
     header *piece = whole < SMALL    ? from_heap(budget, whole)
-                    : paged <= CHUNK ? from_chunk(budget, paged)
+                    : paged <= CUT    ? from_chunk(budget, paged)
                                      : mapped(budget, paged);
     if (!piece)
         return NULL;
