@@ -93,7 +93,8 @@ class IndexCore(DoubtingState):
 
     def add_copies(self, worker: int, plane: int, numbers: "array[int]", /) -> None:
         """One more copy of each block in a plane, or, when the worker does not count, at least one. Cost: O(blocks)."""
-        column, holders = self._column(worker), self._plane(plane)
+        column = self._column(worker)
+        self._plane(plane)
         self._ticks += len(numbers)
         column.stored += len(numbers)
         for number in numbers:
@@ -110,7 +111,7 @@ class IndexCore(DoubtingState):
                 continue
             column.resident += 1
             if entry.block_key is not None:
-                self._claim(column, holders, entry.block_key, worker)
+                self._claim(column, worker, plane, entry.block_key, in_doubt=False)
 
     def join(self, worker: int, numbers: "array[int]", block_keys: "array[int]", /) -> list[int]:
         """Give resident blocks their keys, where they have none yet.
@@ -132,8 +133,7 @@ class IndexCore(DoubtingState):
                 entry.block_key = block_key
                 column.unkeyed -= 1
                 for plane in entry.copies:
-                    holders = (self._shadows if entry.in_doubt else self._planes)[plane]
-                    self._claim(column, holders, block_key, worker)
+                    self._claim(column, worker, plane, block_key, in_doubt=entry.in_doubt)
             if entry.waited:
                 woken.append(position)
                 entry.waited = False
@@ -157,6 +157,8 @@ class IndexCore(DoubtingState):
                 entry.copies[plane] = copies - 1
                 continue
             self._take(column, worker, entry, plane)
+            if entry.block_key is None:
+                self._doubt_reported(column, worker)
             self._leave(column, number, entry)
 
     def key_of(self, worker: int, number: int, /) -> int | None:
