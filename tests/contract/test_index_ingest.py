@@ -59,9 +59,9 @@ class Both:
         assert native == pure
         return native
 
-    def ingest(self, worker, payload, **options):
+    def ingest(self, worker, payload, limits=None):
         """Feed both. Returns what came of it, or the error's type."""
-        return self.same(lambda index: outcome(index, worker, payload, options))
+        return self.same(lambda index: outcome(index, worker, payload, limits))
 
     def check(self, prompts=PROMPTS, extras=EXTRAS):
         """Ask both everything."""
@@ -81,10 +81,13 @@ def matches(index, prompt, extras=NO_EXTRAS):
     }
 
 
-def outcome(index, worker, payload, options):
+def outcome(index, worker, payload, limits):
     """What one payload amounts to, as plain data."""
     try:
-        applied = index.ingest(worker, payload, **options)
+        if limits is None:
+            applied = index.ingest(worker, payload)
+        else:
+            applied = index.apply_batch(worker, index.open_batch(payload, limits))
     except EventDecodeError as error:
         return type(error)
     malformed = [str(error) for error in applied.malformed]
