@@ -26,10 +26,17 @@ static size_t rounded(size_t bytes, size_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
+/* Tables are filled at random, so all of a piece is touched soon: the system may as well provide it at once. */
+#ifdef MAP_POPULATE
+#define KVA_MAP_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE)
+#else
+#define KVA_MAP_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS)
+#endif
+
 static void *map(size_t bytes)
 {
 #ifdef KVA_HAVE_MMAP
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, KVA_MAP_FLAGS, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 #else
     return calloc(1, bytes);
