@@ -48,6 +48,7 @@ class ZmqEventSubscriber:
         *,
         limits: TrackerLimits | None = None,
         context: "zmq.Context[Socket] | None" = None,
+        counters: StreamCounters | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._config = config
@@ -55,7 +56,7 @@ class ZmqEventSubscriber:
         self._clock = clock
         self._context = context or shared_context()
         self._spread = Spread(rng)
-        self.counters = StreamCounters()
+        self.counters = counters or StreamCounters()
         """What happened so far."""
         self.last_seq = -1
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
@@ -239,7 +240,7 @@ class ZmqEventSubscriber:
         return batch is not None or bool(self._ready)
 
     def _mend(self) -> None:
-        """All that was kept is handed on, and no older question is open: ask for what was dropped, or report it lost."""
+        """All that was kept is handed on, and no question is open: ask for what was dropped, or report it lost."""
         self._inbox.has_refused = False
         if self._config.replay_endpoint is None:
             self._must_mend = False
