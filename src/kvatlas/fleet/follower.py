@@ -65,8 +65,8 @@ class EventFollower:
         self._has_left = False
         self._started_s: float | None = None
         self._computed_tokens = 0.0
-        self._seen = (0, 0)
-        """Batches and lives of the stream at the last check, before the engine could be another."""
+        self._seen_lives = 0
+        """Lives that the stream had told of at the last check."""
 
     def start(self) -> None:
         """Follow the configured stream; or say why there is none yet. Call it on the event loop."""
@@ -93,8 +93,7 @@ class EventFollower:
         if (urgent or self._ask_is_due()) and not await self._discover(urgent=urgent):
             return False
         self._judge_silence()
-        stats = self._source.stats if self._source is not None else None
-        self._seen = (stats.batches, stats.lives) if stats is not None else (0, 0)
+        self._seen_lives = self._source.stats.lives if self._source is not None else 0
         return True
 
     def take(self, sources: EventSources) -> None:
@@ -229,8 +228,8 @@ class EventFollower:
         address = self._worker.events_at
         if self._source is None or address is None:
             return
-        batches, lives = self._seen
-        if not batches or self._source.stats.lives > lives:
+        stats = self._source.stats
+        if not stats.batches or stats.lives > max(1, self._seen_lives):
             return
         self._leave(reason)
         self._subscribe(address)
