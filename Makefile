@@ -56,7 +56,7 @@ clean: ## remove caches and both environments
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The package is installed anew when the kernels change: that is what builds them. Without a compiler they run in Python.
-$(VENV_STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/kvatlas/_native/*.pyx src/kvatlas/_native/*.h $(C_DIR)/*)
+$(VENV_STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/kvatlas/_native/*.pyx src/kvatlas/_native/*.pxi src/kvatlas/_native/*.h $(C_DIR)/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "kvatlas needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "installing kvatlas and its tools into .venv"

@@ -24,6 +24,7 @@ INDEX_SOURCES = {
     "batch",
     "books",
     "column",
+    "doubt",
     "flat",
     "id_runs",
     "index",

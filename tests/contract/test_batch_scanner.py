@@ -260,6 +260,7 @@ def test_damaged_recordings(scanner):
 # Single cases
 
 REMOVED = b"\xa4type\xacBlockRemoved\xacblock_hashes"
+STORED = b"\xabBlockStored\x92\x01\x02\xc0\x92\x05\x06\x01\xc0\xc0\xc0"  # up to the extra keys
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,13 @@ REMOVED = b"\xa4type\xacBlockRemoved\xacblock_hashes"
         (b"\x92\x00\x91\x83" + REMOVED + b"\x91\x01\x01\x01", (0, 1)),
         (b"\x92\x00\x91\x83" + REMOVED + b"\x91\x01\xa6medium\xa1\xff", (0, 1)),
         (b"\x92\x00\x91\x82" + REMOVED + b"\xdd\x00\x0f\x42\x41" + b"\x01" * 1_000_001, (0, 1)),
+        (b"\x92\x00\x91\x82" + REMOVED + b"\x91\xc5\x01\x01" + b"h" * 257, (0, 1)),
+        (b"\x92\x00\x91\x82" + REMOVED + b"\x91\xc5\x01\x00" + b"h" * 256, (1, 0)),
+        (b"\x92\x00\x91\x83" + REMOVED + b"\x91\x01\xa4type\xacBlockRemoved", (0, 1)),
+        (b"\x92\x00\x91\x82" + REMOVED[-13:] + b"\x91\x01" + REMOVED[:-13], (0, 1)),
+        (b"\x92\x00\x91\x99" + STORED + b"\x92\xc0\xc0", (1, 0)),
+        (b"\x92\x00\x91\x99" + STORED + b"\x91\xc0", (0, 1)),
+        (b"\x92\x00\x91\x99" + STORED + b"\x92\xc0\x90", (0, 1)),
         (b"\x92\x00\x91\xc0", (0, 1)),
         (b"\x95\x00\x90\xc0\xc0\x91\x90", (0, 0)),
         (b"\x93\x00\x90\xcf\x7f" + b"\xff" * 7, (0, 0)),

@@ -123,11 +123,47 @@ class CoreMachine(RuleBasedStateMachine):
         worker = self.workers[which % len(self.workers)]
         self.same(lambda core: core.forget_oldest(worker, 10_000))
 
+    @rule(which=st.integers(0, 3))
+    def doubt(self, which: int) -> None:
+        worker = self.workers[which % len(self.workers)]
+        self.same(lambda core: core.doubt(worker))
+
+    @rule(which=st.integers(0, 3))
+    def settle(self, which: int) -> None:
+        """Nothing is in doubt afterwards."""
+        worker = self.workers[which % len(self.workers)]
+        self.same(lambda core: core.settle(worker))
+        assert self.pure.counts(worker)[8] == 0
+
+    @rule(which=st.integers(0, 3), keys=st.lists(KEYS, max_size=6), certain=st.booleans())
+    def confirm(self, which: int, keys: list[int], *, certain: bool) -> None:
+        """What the engine reported with certainty is held beyond doubt."""
+        worker = self.workers[which % len(self.workers)]
+        self.keys = [*keys, *self.keys][:16]
+        self.same(lambda core: core.confirm(worker, words(keys), certain=certain))
+        if certain:
+            assert self.pure.held(0, worker, words(keys)) == b"\x02" * len(keys)
+
+    @rule(which=st.integers(0, 3), keys=st.lists(KEYS, max_size=6))
+    def refute(self, which: int, keys: list[int]) -> None:
+        """Nothing of it is in doubt any more: it is held, or it is not."""
+        worker = self.workers[which % len(self.workers)]
+        self.same(lambda core: core.refute(worker, words(keys)))
+        assert 1 not in self.pure.held(0, worker, words(keys))
+
+    @rule(which=st.integers(0, 3), back=st.integers(0, 20))
+    def expire_reported(self, which: int, back: int) -> None:
+        worker = self.workers[which % len(self.workers)]
+        stored = max(0, self.pure.counts(worker)[0] - back)
+        self.same(lambda core: core.expire_reported(worker, stored))
+
     @invariant()
     def know_the_same(self) -> None:
         for worker in self.workers:
             self.same(lambda core, worker=worker: core.counts(worker))
             self.same(lambda core, worker=worker: core.entries(worker))
+            self.same(lambda core, worker=worker: core.reported(worker))
+            self.same(lambda core, worker=worker: core.shortfall(worker))
             for handle in self.handles:
                 self.same(lambda core, worker=worker, handle=handle: core.key_of(worker, handle))
         self.same(lambda core: core.blocks)
@@ -137,10 +173,13 @@ class CoreMachine(RuleBasedStateMachine):
         keys = words(self.keys)
         for plane in range(self.planes):
             found = self.same(lambda core, plane=plane: core.find(plane, keys, EVERYBODY))
+            with_doubts = self.same(lambda core, plane=plane: core.find(plane, keys, EVERYBODY, doubted=True))
             for worker in self.workers:
                 row = self.same(lambda core, plane=plane, worker=worker: core.held(plane, worker, keys))
-                leading = next((i for i, held in enumerate(row) if not held), len(row))
-                assert leading == found.get(self.name_of(worker), 0)
+                held = next((i for i, held in enumerate(row) if held < 2), len(row))
+                assert held == found.get(self.name_of(worker), 0)
+                claimed = next((i for i, held in enumerate(row) if not held), len(row))
+                assert claimed == with_doubts.get(self.name_of(worker), 0)
 
     def name_of(self, worker: int) -> str:
         return self.pure._columns[worker].name
@@ -300,5 +339,5 @@ def test_oldest_go_first(core_class):
     assert core.counts(worker)[7] == 0
     gone = core.forget_oldest(worker, 1000)
     assert 900 <= gone <= 1000
-    assert core.held(0, worker, keys[:1000]) == b"\x01" * 1000
+    assert core.held(0, worker, keys[:1000]) == b"\x02" * 1000
     assert core.counts(worker)[5:7] == (1000 + gone, 2000 - gone)

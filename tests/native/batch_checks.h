@@ -63,16 +63,17 @@ static inline void check_cut_batch(const maker *m, expectation expect)
 static inline void check_run(maker *m, expectation expect)
 {
     uint64_t tokens[MAKER_TOKENS], words[MAKER_TOKENS], others[MAKER_TOKENS];
-    size_t count = 1 + (size_t)make_random(m, 70);
+    size_t count = 1 + (size_t)make_random(m, 130);
     m->length = 0;
     put_tokens(m, tokens, count);
     size_t head = m->bytes[0] == 0xdc ? 3 : 1;
     for (size_t length = 0; length <= m->length - head; length++) {
         uint8_t *run = exact_copy(m->bytes + head, length);
         const uint8_t *one = run, *other = run;
-        uint64_t ids = kva_ids_skip(&one, run + length, count);
+        kva_ids_half half;
+        uint64_t ids = kva_ids_skip(&one, run + length, count, &half);
         expect(ids == kva_ids_skip_portable(&other, run + length, count) && one == other, "both skip alike");
-        kva_ids_read(run, run + length, (size_t)ids, words);
+        kva_ids_read(run, run + length, (size_t)ids, half, words);
         kva_ids_read_portable(run, (size_t)ids, others);
         expect(memcmp(words, tokens, (size_t)ids * sizeof *words) == 0, "ids are read");
         expect(memcmp(others, tokens, (size_t)ids * sizeof *words) == 0, "ids are read without shuffles");

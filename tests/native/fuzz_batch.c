@@ -102,7 +102,7 @@ static void scan(maker *m)
     }
     size_t offset = (size_t)make_random(m, m->length + 1);
     const uint8_t *one = payload + offset, *other = one;
-    uint64_t count = make_random(m, 200), ids = kva_ids_skip(&one, payload + m->length, count);
+    uint64_t count = make_random(m, 200), ids = kva_ids_skip(&one, payload + m->length, count, NULL);
     require(ids == kva_ids_skip_portable(&other, payload + m->length, count) && one == other, "both skip alike");
     free(payload);
 }

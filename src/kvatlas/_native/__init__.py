@@ -4,7 +4,8 @@ What lives here: loops whose cost is measured. What must not: anything that know
 file; the C files do not even know Python.
 """
 
-from kvatlas._native._pure_index import IndexCore, NativeBatch
+from kvatlas._native._pure_column import NativeBatch
+from kvatlas._native._pure_index import IndexCore
 from kvatlas._native.arguments import MAX_TOKEN_ID
 from kvatlas._native.select import Kernels, choose, kernels, load_native
 from kvatlas._native.select_index import load_native_index, new_index_core

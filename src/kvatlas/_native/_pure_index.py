@@ -4,28 +4,28 @@ Same names, arguments, results and errors as `index_kernel`; `tests/contract/tes
 other. Two things differ: memory is estimated, and never refused; no batch is applied from its bytes.
 
 Workers and planes are small numbers. A plane is one KV cache group in one medium; plane 0 is the first group of the
-device. Handles are an engine's block hashes as 64-bit numbers; block keys are kvatlas's own.
+device. What a worker held when its events were lost is in doubt: such claims stand in the shadow of their plane, where
+only those find them who ask for doubted claims, too. Handles are an engine's block hashes as 64-bit numbers; block keys
+are kvatlas's own.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvatlas._native import _pure
+from kvatlas._native._pure_column import Column, Entry, NativeBatch
+from kvatlas._native._pure_doubts import DoubtingState
 from kvatlas._native.arguments import (
     MAX_PLANES,
     MAX_WORKERS,
     count_blocks,
     foreign_batch,
     index_full,
-    no_such_plane,
-    no_such_worker,
     require_pairs,
     require_u64,
 )
 
-__all__ = ["IndexCore", "NativeBatch"]
+__all__ = ["IndexCore"]
 
 _U64 = (1 << 64) - 1
 _ENTRY_BYTES = 330  # measured: a handle, its entry and its dictionary of copies
@@ -33,41 +33,7 @@ _BLOCK_BYTES = 120  # measured: a key and its row of workers
 _TICKS_PER_STAMP = 1024
 
 
-class NativeBatch(Protocol):
-    """A batch that the extension reads from its bytes."""
-
-    @property
-    def rank(self) -> int | None: ...
-    @property
-    def event_count(self) -> int: ...
-    @property
-    def position(self) -> int: ...
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One handle of one worker: its block key once known, its copies per plane, and whether somebody waits for it."""
-
-    block_key: int | None = None
-    copies: dict[int, int] = field(default_factory=dict)
-    waited: bool = False
-
-
-@dataclass(slots=True)
-class _Column:
-    name: str
-    root_key: int
-    counting: bool
-    entries: dict[int, _Entry] = field(default_factory=dict)
-    stored: int = 0
-    removed: int = 0
-    unknown_removals: int = 0
-    forgotten: int = 0
-    resident: int = 0
-    unkeyed: int = 0
-
-
-class IndexCore:
+class IndexCore(DoubtingState):
     """Residency of blocks on workers.
 
     Args:
@@ -77,15 +43,6 @@ class IndexCore:
     Raises:
         HashingError: seed out of range.
     """
-
-    def __init__(self, seed: int, max_bytes: int = 0) -> None:
-        require_u64("the seed", seed)
-        self._seed = seed
-        self.max_bytes = max_bytes
-        self._planes: list[dict[int, int]] = [{}]
-        self._stamps: dict[int, int] = {}
-        self._columns: dict[int, _Column] = {}
-        self._ticks = 0
 
     # -- workers and planes --
 
@@ -98,6 +55,7 @@ class IndexCore:
         if len(self._planes) == MAX_PLANES:
             raise index_full("planes", MAX_PLANES)
         self._planes.append({})
+        self._shadows.append({})
         return len(self._planes) - 1
 
     def add_worker(self, name: str, root_key: int, /, *, counting: bool) -> int:
@@ -116,24 +74,13 @@ class IndexCore:
         worker = next((number for number in range(MAX_WORKERS) if number not in self._columns), None)
         if worker is None:
             raise index_full("workers", MAX_WORKERS)
-        self._columns[worker] = _Column(name, root_key, counting)
+        self._columns[worker] = Column(name, root_key, counting)
         return worker
 
     def drop_worker(self, worker: int, /) -> None:
         """Forget a worker and all it holds; its number is free again. Cost: O(its blocks)."""
         self.forget_all(worker)
         del self._columns[worker]
-
-    def _column(self, worker: int) -> _Column:
-        column = self._columns.get(worker)
-        if column is None:
-            raise no_such_worker(worker)
-        return column
-
-    def _plane(self, plane: int) -> dict[int, int]:
-        if not 0 <= plane < len(self._planes):
-            raise no_such_plane(plane, len(self._planes))
-        return self._planes[plane]
 
     # -- what events say --
 
@@ -150,7 +97,9 @@ class IndexCore:
         self._ticks += len(numbers)
         column.stored += len(numbers)
         for number in numbers:
-            entry = column.entries.setdefault(number, _Entry())
+            entry = column.entries.setdefault(number, Entry())
+            if entry.in_doubt:
+                self._renew(column, worker, entry)
             copies = entry.copies.get(plane, 0)
             if copies and not column.counting:
                 continue
@@ -161,11 +110,7 @@ class IndexCore:
                 continue
             column.resident += 1
             if entry.block_key is not None:
-                self._claim(holders, entry.block_key, worker)
-
-    def _claim(self, holders: dict[int, int], block_key: int, worker: int) -> None:
-        holders[block_key] = holders.get(block_key, 0) | 1 << worker
-        self._stamps[block_key] = self._ticks // _TICKS_PER_STAMP
+                self._claim(column, holders, entry.block_key, worker)
 
     def join(self, worker: int, numbers: "array[int]", block_keys: "array[int]", /) -> list[int]:
         """Give resident blocks their keys, where they have none yet.
@@ -187,7 +132,8 @@ class IndexCore:
                 entry.block_key = block_key
                 column.unkeyed -= 1
                 for plane in entry.copies:
-                    self._claim(self._planes[plane], block_key, worker)
+                    holders = (self._shadows if entry.in_doubt else self._planes)[plane]
+                    self._claim(column, holders, block_key, worker)
             if entry.waited:
                 woken.append(position)
                 entry.waited = False
@@ -197,43 +143,21 @@ class IndexCore:
 
     def remove_copies(self, worker: int, plane: int, numbers: "array[int]", /) -> None:
         """One copy less of each block in a plane, never below none. Cost: O(blocks)."""
-        column, holders = self._column(worker), self._plane(plane)
+        column = self._column(worker)
+        self._plane(plane)
         for number in numbers:
             entry = column.entries.get(number)
             copies = entry.copies.get(plane, 0) if entry else 0
             if entry is None or not copies:
                 column.unknown_removals += 1
+                self._doubt_reported(column, worker)  # it may have been one of those
                 continue
             column.removed += 1
-            if copies > 1:
+            if copies > 1 and not entry.in_doubt:  # in doubt, the last copy may be gone
                 entry.copies[plane] = copies - 1
                 continue
-            self._take(column, worker, entry, plane, holders)
+            self._take(column, worker, entry, plane)
             self._leave(column, number, entry)
-
-    def _take(self, column: _Column, worker: int, entry: _Entry, plane: int, holders: dict[int, int]) -> None:
-        """All copies of one plane go."""
-        del entry.copies[plane]
-        column.resident -= 1
-        if entry.block_key is None:
-            return
-        left = holders.get(entry.block_key, 0) & ~(1 << worker)
-        if left:
-            holders[entry.block_key] = left
-        else:
-            holders.pop(entry.block_key, None)
-            if plane == 0:
-                self._stamps.pop(entry.block_key, None)
-
-    def _leave(self, column: _Column, number: int, entry: _Entry) -> None:
-        """An entry without copies says nothing more, unless somebody waits for it."""
-        if entry.copies:
-            return
-        if entry.block_key is None:
-            column.unkeyed -= 1
-        entry.block_key = None
-        if not entry.waited:
-            del column.entries[number]
 
     def key_of(self, worker: int, number: int, /) -> int | None:
         """The block key of a resident block; None when it is not resident or its key is not known. Cost: O(1)."""
@@ -242,7 +166,7 @@ class IndexCore:
 
     def wait(self, worker: int, number: int, /) -> None:
         """Have `join` report this block when it gets its key. Repeating it changes nothing."""
-        self._column(worker).entries.setdefault(number, _Entry()).waited = True
+        self._column(worker).entries.setdefault(number, Entry()).waited = True
 
     def stop_waiting(self, worker: int, number: int, /) -> None:
         """Take `wait` back."""
@@ -263,11 +187,13 @@ class IndexCore:
             entry.waited = False
             had_copies = bool(entry.copies)
             for plane in gone & entry.copies.keys():
-                self._take(column, worker, entry, plane, self._planes[plane])
+                self._take(column, worker, entry, plane)
             if had_copies:
                 self._leave(column, number, entry)
             else:
                 del column.entries[number]
+        if 0 in gone:
+            self.expire_reported(worker, _U64)
 
     def forget_all(self, worker: int, /) -> None:
         """Forget all copies of a worker in every plane, and who waits. Cost: O(blocks of the worker)."""
@@ -286,23 +212,18 @@ class IndexCore:
         entries.sort(key=lambda item: self._stamp_of(item[1]))
         for number, entry in entries[:count]:
             for plane in list(entry.copies):
-                self._take(column, worker, entry, plane, self._planes[plane])
+                self._take(column, worker, entry, plane)
             self._leave(column, number, entry)
         gone = min(count, len(entries))
         column.forgotten += gone
         return gone
 
-    def _stamp_of(self, entry: _Entry) -> int:
-        if entry.block_key is None or 0 not in entry.copies:
-            return 0
-        return self._stamps.get(entry.block_key, 0)
-
     # -- what is known --
 
     def counts(self, worker: int, /) -> tuple[int, ...]:
-        """Blocks stored, removed, unknown removals, unpaired, refused, forgotten; resident and unkeyed now."""
+        """Blocks stored, removed, unknown removals, unpaired, refused, forgotten; resident, unkeyed, in doubt now."""
         c = self._column(worker)
-        return (c.stored, c.removed, c.unknown_removals, 0, 0, c.forgotten, c.resident, c.unkeyed)
+        return (c.stored, c.removed, c.unknown_removals, 0, 0, c.forgotten, c.resident, c.unkeyed, c.doubted)
 
     def shortfall(self, worker: int, /) -> tuple[int, int]:
         """Blocks refused or forgotten, ever, and blocks of unknown key, now: why a hit may be longer than found."""
@@ -315,8 +236,8 @@ class IndexCore:
 
     @property
     def blocks(self) -> int:
-        """(plane, block key) pairs with at least one holder."""
-        return sum(len(holders) for holders in self._planes)
+        """(plane, block key) pairs with at least one holder; those in doubt count by themselves."""
+        return sum(len(holders) for holders in (*self._planes, *self._shadows))
 
     @property
     def used_bytes(self) -> int:
@@ -324,13 +245,14 @@ class IndexCore:
         entries = sum(len(column.entries) for column in self._columns.values())
         return entries * _ENTRY_BYTES + self.blocks * _BLOCK_BYTES
 
-    def find(self, plane: int, block_keys: Sequence[int], asked: bytes, /) -> dict[str, int]:
+    def find(self, plane: int, block_keys: Sequence[int], asked: bytes, /, *, doubted: bool = False) -> dict[str, int]:
         """How many leading blocks of a chain each worker holds in a plane without a hole.
 
         Args:
             plane: its number.
             block_keys: the chain; an array of 64-bit words is read where it lies.
             asked: one bit for each worker asked about, lowest first, in whole 8-byte words.
+            doubted: whether claims in doubt count, too.
 
         Returns:
             name -> blocks, for every worker that holds at least the first.
@@ -338,17 +260,19 @@ class IndexCore:
         Cost: O(blocks that somebody holds), natively 5-20 ns each, and 30 ns for each worker found.
         """
         holders = self._plane(plane)
+        shadow = self._shadows[plane] if doubted else {}
         found: dict[str, int] = {}
         alive = int.from_bytes(asked, "little")
         depth = 0
         for block_key in block_keys:
-            still = alive & holders.get(block_key, 0)
+            still = alive & (holders.get(block_key, 0) | shadow.get(block_key, 0))
             if still != alive:
                 self._record(found, alive & ~still, depth)
                 alive = still
                 if not alive:
                     break
-            self._stamps[block_key] = self._ticks // _TICKS_PER_STAMP
+            if block_key in holders:
+                self._stamps[block_key] = self._ticks // _TICKS_PER_STAMP
             depth += 1
         self._ticks += depth
         self._record(found, alive, depth)
@@ -371,6 +295,8 @@ class IndexCore:
         limit_blocks: int,
         asked: bytes,
         /,
+        *,
+        doubted: bool = False,
     ) -> dict[str, int]:
         """The same for a prompt: it is hashed a few blocks ahead, no further than somebody holds it.
 
@@ -381,13 +307,14 @@ class IndexCore:
         words = _pure.pack_tokens(token_ids)
         num_blocks = min(count_blocks(len(words), block_size), limit_blocks)
         require_u64("a root key", root_key)
-        return self.find(plane, _chain(words, block_size, root_key, self._seed, num_blocks), asked)  # type: ignore[arg-type]
+        keys = _chain(words, block_size, root_key, self._seed, num_blocks)
+        return self.find(plane, keys, asked, doubted=doubted)  # type: ignore[arg-type]
 
     def held(self, plane: int, worker: int, block_keys: Sequence[int], /) -> bytes:
-        """Whether a worker holds each block in a plane: one byte each, 1 or 0. Cost: O(blocks)."""
+        """Whether a worker holds each block in a plane: one byte each, 2 = yes, 1 = in doubt, 0 = no. O(blocks)."""
         self._column(worker)
-        holders = self._plane(plane)
-        return bytes(holders.get(block_key, 0) >> worker & 1 for block_key in block_keys)
+        holders, shadow = self._plane(plane), self._shadows[plane]
+        return bytes(2 if holders.get(key, 0) >> worker & 1 else shadow.get(key, 0) >> worker & 1 for key in block_keys)
 
     # -- straight from bytes: natively only --
 

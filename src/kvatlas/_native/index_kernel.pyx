@@ -43,15 +43,6 @@ cdef extern from "index.h":
         size_t cap
         size_t refused
 
-    ctypedef struct kva_set:
-        pass
-
-    ctypedef struct kva_sets:
-        kva_set *sets
-
-    ctypedef struct kva_slot:
-        uint32_t set
-
     ctypedef struct kva_flat:
         size_t count
 
@@ -60,18 +51,19 @@ cdef extern from "index.h":
 
     ctypedef struct kva_counts:
         uint64_t stored, removed, unknown_removals, unpaired, refused, forgotten
-        int64_t resident, unkeyed
+        int64_t resident, unkeyed, doubted
 
     ctypedef struct kva_column:
         uint32_t worker
         uint64_t root_key
         kva_handles *tables
+        kva_handles reported
         kva_counts counts
 
     ctypedef struct kva_index:
         kva_budget budget
-        kva_sets sets
         kva_flat **planes
+        kva_flat **shadows
         kva_column **columns
         uint32_t plane_count, worker_words
         kva_xxh3_key key
@@ -98,10 +90,15 @@ cdef extern from "index.h":
     void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *planes)
     void kva_column_forget_all(kva_index *index, kva_column *column)
     size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count)
-    kva_slot *kva_flat_slot(kva_flat *flat, uint64_t key)
-    bint kva_set_has(const kva_sets *sets, uint32_t set, uint32_t worker)
+    void kva_column_doubt(kva_index *index, kva_column *column)
+    size_t kva_column_settle(kva_index *index, kva_column *column)
+    void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *keys, size_t count, bint certain,
+                            size_t *ended, size_t *adopted)
+    size_t kva_column_refute(kva_index *index, kva_column *column, const uint64_t *keys, size_t count)
+    size_t kva_column_expire_reported(kva_index *index, kva_column *column, uint64_t stored)
+    int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t key)
     void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words,
-                        kva_hit *hits)
+                        bint doubted, kva_hit *hits)
     bint kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count)
     kva_status kva_walk_tokens(kva_walk *walk, const kva_tokens *tokens, size_t block_size, uint64_t parent,
                                size_t limit)
@@ -312,7 +309,8 @@ cdef class IndexCore:
 
     def counts(self, Py_ssize_t worker, /):
         cdef kva_counts *c = &self.column(worker).counts
-        return (c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten, c.resident, c.unkeyed)
+        return (c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten, c.resident, c.unkeyed,
+                c.doubted)
 
     def shortfall(self, Py_ssize_t worker, /):
         cdef kva_counts *c = &self.column(worker).counts
@@ -330,6 +328,8 @@ cdef class IndexCore:
         cdef size_t total = 0
         for i in range(self.c.plane_count):
             total += self.c.planes[i].count
+            if self.c.shadows[i] != NULL:
+                total += self.c.shadows[i].count
         return total
 
     @property
@@ -345,32 +345,32 @@ cdef class IndexCore:
                 result[name] = self.hits[i].blocks
         return result
 
-    cdef int begin(self, kva_walk *walk, Py_ssize_t plane, bytes asked) except -1:
+    cdef int begin(self, kva_walk *walk, Py_ssize_t plane, bytes asked, bint doubted) except -1:
         cdef uint64_t words[64]
         cdef Py_ssize_t length = PyBytes_Size(asked)
         if length > <Py_ssize_t>sizeof(words):
             length = sizeof(words)
         memset(words, 0, sizeof(words))
         memcpy(words, PyBytes_AsString(asked), <size_t>length)
-        kva_walk_begin(walk, self.c, self.plane(plane), words, 64, self.hits)
+        kva_walk_begin(walk, self.c, self.plane(plane), words, 64, doubted, self.hits)
         return 0
 
-    def find(self, Py_ssize_t plane, block_keys, bytes asked not None, /):
+    def find(self, Py_ssize_t plane, block_keys, bytes asked not None, /, *, bint doubted=False):
         cdef kva_walk walk
         cdef _Words keys = _Words(block_keys)
-        self.begin(&walk, plane, asked)
+        self.begin(&walk, plane, asked, doubted)
         kva_walk_on(&walk, keys.data, <size_t>keys.count)
         kva_walk_end(&walk)
         return self.found(&walk)
 
     def find_tokens(self, Py_ssize_t plane, token_ids, block_size, root_key, Py_ssize_t limit_blocks,
-                    bytes asked not None, /):
+                    bytes asked not None, /, *, bint doubted=False):
         cdef kva_walk walk
         self.plane(plane)
         cdef _Tokens tokens = _Tokens(token_ids)
         count_blocks(<Py_ssize_t>tokens.c.count, block_size)
         require_u64("a root key", root_key)
-        self.begin(&walk, plane, asked)
+        self.begin(&walk, plane, asked, doubted)
         cdef kva_status status = kva_walk_tokens(&walk, &tokens.c, block_size, root_key,
                                                  <size_t>limit_blocks if limit_blocks > 0 else 0)
         if status == KVA_NO_MEMORY:
@@ -381,16 +381,39 @@ cdef class IndexCore:
         return self.found(&walk)
 
     def held(self, Py_ssize_t plane, Py_ssize_t worker, block_keys, /):
+        cdef uint32_t number = self.plane(plane)
         self.column(worker)
-        cdef kva_flat *flat = self.c.planes[self.plane(plane)]
         cdef _Words keys = _Words(block_keys)
         cdef bytes row = PyBytes_FromStringAndSize(NULL, keys.count)
         cdef char *out = PyBytes_AsString(row)
-        cdef kva_slot *slot
         for i in range(keys.count):
-            slot = kva_flat_slot(flat, keys.data[i])
-            out[i] = slot != NULL and kva_set_has(&self.c.sets, slot.set, <uint32_t>worker)
+            out[i] = <char>kva_column_holds(self.c, <uint32_t>worker, number, keys.data[i])
         return row
+
+    # -- doubts --
+
+    def doubt(self, Py_ssize_t worker, /):
+        kva_column_doubt(self.c, self.column(worker))
+
+    def settle(self, Py_ssize_t worker, /):
+        return kva_column_settle(self.c, self.column(worker))
+
+    def confirm(self, Py_ssize_t worker, block_keys, /, *, bint certain):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words keys = _Words(block_keys)
+        cdef size_t ended, adopted
+        kva_column_confirm(self.c, column, keys.data, <size_t>keys.count, certain, &ended, &adopted)
+        return (ended, adopted)
+
+    def refute(self, Py_ssize_t worker, block_keys, /):
+        cdef _Words keys = _Words(block_keys)
+        return kva_column_refute(self.c, self.column(worker), keys.data, <size_t>keys.count)
+
+    def expire_reported(self, Py_ssize_t worker, uint64_t stored, /):
+        return kva_column_expire_reported(self.c, self.column(worker), stored)
+
+    def reported(self, Py_ssize_t worker, /):
+        return self.column(worker).reported.count
 
     # -- straight from bytes --
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import cast
 
-from kvatlas._native import _pure, _pure_index
+from kvatlas._native import _pure
 from kvatlas._native._pure_index import IndexCore
 from kvatlas._native.select import kernels
 
@@ -16,7 +16,7 @@ def load_native_index() -> type[IndexCore] | None:
         module = importlib.import_module("kvatlas._native.index_kernel")
     except ImportError:
         return None
-    names = [name for name in vars(_pure_index.IndexCore) if not name.startswith("_")]
+    names = [name for name in dir(IndexCore) if not name.startswith("_")]
     native = getattr(module, "IndexCore", None)
     if native is None or not all(hasattr(native, name) for name in names):
         return None

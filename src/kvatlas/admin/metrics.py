@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvatlas import __version__
-from kvatlas.fleet import Fleet, Trust, Worker
+from kvatlas.fleet import Cause, Fleet, Trust, Worker
 from kvatlas.gateway import GatewayStats, HistogramSnapshot, StatsSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.index import PrefixIndex
@@ -108,6 +108,31 @@ METRICS = (
         ("worker",),
         "Blocks given up to stay below the cap, those longest without use first.",
     ),
+    MetricInfo(
+        "kvatlas_index_doubted_blocks",
+        "gauge",
+        ("worker",),
+        "Blocks claimed before a loss of events and not confirmed since: half credit.",
+    ),
+    MetricInfo("kvatlas_index_reported_blocks", "gauge", ("worker",), "Blocks known from the engine's reports alone."),
+    MetricInfo(
+        "kvatlas_healed_blocks_total",
+        "counter",
+        ("worker", "how"),
+        "What engines' reports of cached tokens did to the index: doubts confirmed or refuted, blocks adopted.",
+    ),
+    MetricInfo(
+        "kvatlas_prediction_errors_total",
+        "counter",
+        ("worker", "direction", "cause"),
+        "Promises that the engine's report did not bear out, over or under, by the likely cause.",
+    ),
+    MetricInfo(
+        "kvatlas_overclaim_alarms_total",
+        "counter",
+        ("worker",),
+        "Times that unexplained over-claims put all of a worker's claims in doubt. Should stay 0.",
+    ),
     MetricInfo("kvatlas_index_resident_blocks", "gauge", ("worker",), "Distinct (block, medium, group) held."),
     MetricInfo(
         "kvatlas_index_orphan_blocks", "gauge", ("worker",), "Blocks that wait for a parent nobody has announced."
@@ -152,6 +177,12 @@ METRICS = (
         "kvatlas_stream_failed_replays_total", "counter", ("worker",), "Replays that were not answered in time."
     ),
     MetricInfo("kvatlas_stream_bad_messages_total", "counter", ("worker",), "ZMQ messages that are no event batch."),
+    MetricInfo(
+        "kvatlas_stream_overflowed_batches_total",
+        "counter",
+        ("worker",),
+        "Batches dropped here because they came faster than they could be applied; asked for again.",
+    ),
     MetricInfo("kvatlas_stream_connections_total", "counter", ("worker",), "Connections made to the event stream."),
     MetricInfo(
         "kvatlas_predictions_total",
@@ -296,12 +327,27 @@ class MetricsCollector(Collector):
             "kvatlas_stream_replays_total": connection("replays"),
             "kvatlas_stream_failed_replays_total": connection("failed_replays"),
             "kvatlas_stream_bad_messages_total": connection("bad_messages"),
+            "kvatlas_stream_overflowed_batches_total": connection("overflowed"),
             "kvatlas_stream_connections_total": connection("connections"),
             "kvatlas_predictions_total": lambda: [
                 ((w.worker_id, result), getattr(w.audit, result))
                 for w in self._fleet.workers
                 for result in ("equal", "over", "under", "unreported")
             ],
+            "kvatlas_index_doubted_blocks": each(lambda w: index.stats(w.worker_id).doubted_now),
+            "kvatlas_index_reported_blocks": each(lambda w: index.stats(w.worker_id).reported_now),
+            "kvatlas_healed_blocks_total": lambda: [
+                ((w.worker_id, how), getattr(w.audit, f"{how}_blocks"))
+                for w in self._fleet.workers
+                for how in ("confirmed", "adopted", "refuted")
+            ],
+            "kvatlas_prediction_errors_total": lambda: [
+                ((w.worker_id, direction, cause.value), causes.get(cause, 0))
+                for w in self._fleet.workers
+                for direction, causes in (("over", w.audit.over_by_cause), ("under", w.audit.under_by_cause))
+                for cause in Cause
+            ],
+            "kvatlas_overclaim_alarms_total": each(lambda w: w.audit.alarms),
             "kvatlas_parity_mismatches_total": each(lambda w: w.audit.parity_mismatches),
             "kvatlas_predicted_cached_tokens_total": each(lambda w: w.audit.predicted_tokens),
             "kvatlas_reported_cached_tokens_total": each(lambda w: w.audit.reported_tokens),

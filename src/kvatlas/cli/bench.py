@@ -1,11 +1,16 @@
 """`kvatlas bench`: what we cost, in processor time, beside a peer in the same run."""
 
+import sys
 from pathlib import Path
 
 import click
 
-from kvatlas.bench import BenchReport, run_gateway_bench
+from kvatlas.bench import BenchReport, BenchRow, machine_name, run_gateway_bench
 from kvatlas.bench.hash import HASH_PEERS, run_hash_bench
+from kvatlas.bench.index import INDEX_PEERS, run_index_bench
+from kvatlas.bench.index_check import check_index
+from kvatlas.bench.index_kit import PATTERNS
+from kvatlas.bench.ingest import INGEST_PEERS, run_ingest_bench
 from kvatlas.bench.prefix_cache import run_prefix_cache_bench
 from kvatlas.cli.output import print_json, print_table
 from kvatlas.errors import ConfigError
@@ -13,6 +18,7 @@ from kvatlas.errors import ConfigError
 __all__ = ["command"]
 
 _RECORDINGS = Path("tests/vectors/core")
+_DYNAMO_PYTHON = ".venv-dynamo/bin/python"
 _PLANNERS = {"fixed": "kvatlas.gateway:FixedPlanner", "routed": "kvatlas.bench.routed_planner:routed_planner"}
 
 
@@ -70,6 +76,88 @@ def gateway(
 def hash_command(*, against: str | None, interpreter: str, rounds: int, as_json: bool) -> None:
     """Nanoseconds for each block of a long prompt, of every chain of block hashes."""
     _print(run_hash_bench(against=against, interpreter=interpreter, rounds=rounds), as_json=as_json)
+
+
+@command.command()
+@click.option(
+    "--against",
+    type=click.Choice(INDEX_PEERS),
+    default=None,
+    help="Measure Dynamo's radix tree (ai-dynamo-runtime 1.6.1) in turns.",
+)
+@click.option("--interpreter", default=_DYNAMO_PYTHON, show_default=True, help="The Python that has the peer.")
+@click.option(
+    "--pattern",
+    type=click.Choice(PATTERNS),
+    default=PATTERNS[0],
+    show_default=True,
+    help="Who holds the prompts that are looked up. ladder: all the first half, then ever fewer. full: all all of it. "
+    "single: one all of it, all the first sixteenth.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each; medians count."
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of all sizes: workers, blocks, calls, entries.",
+)
+@click.option(
+    "--check",
+    "finds",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Measure nothing: compare so many answers with a naive model's while blocks come and go; exit 1 when one is "
+    "wrong.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of what --check draws.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def index(
+    *,
+    against: str | None,
+    interpreter: str,
+    pattern: str,
+    rounds: int,
+    scale: float,
+    finds: int | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time of look-ups and events, bytes per block and worker, growth under churn, of the fleet index."""
+    if finds is None:
+        report = run_index_bench(against=against, interpreter=interpreter, pattern=pattern, rounds=rounds, scale=scale)
+        _print(report, as_json=as_json)
+        return
+    result = check_index(finds, seed=seed)
+    row = BenchRow(f"answers unlike a naive model's, of {result.finds} finds", "wrong", result.wrong)
+    _print(BenchReport(machine_name(), [row]), as_json=as_json)
+    if result.wrong:
+        sys.exit(1)
+
+
+@command.command()
+@click.option(
+    "--against",
+    type=click.Choice(INGEST_PEERS),
+    default=None,
+    help="Measure Dynamo's indexer (ai-dynamo-runtime 1.6.1) in turns.",
+)
+@click.option("--interpreter", default=_DYNAMO_PYTHON, show_default=True, help="The Python that has the peer.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each; medians count.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of the number of blocks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ingest(*, against: str | None, interpreter: str, rounds: int, scale: float, as_json: bool) -> None:
+    """Blocks per second of one core, from engines' ZMQ messages to found in the index."""
+    report = run_ingest_bench(against=against, interpreter=interpreter, rounds=rounds, scale=scale)
+    _print(report, as_json=as_json)
 
 
 @command.command(name="prefix-cache")

@@ -86,8 +86,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     index_max_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 20)] | None,
         _doc(
-            "Most memory the index may take, at least 1 MiB; unset for no cap. Close to it the least valuable knowledge "
-            "is given up: see docs/operations.md."
+            "Most memory the index may take, at least 1 MiB; unset for no cap. "
+            "Close to it the least valuable knowledge is given up: see docs/operations.md."
         ),
     ] = None
     discover_events: Annotated[

@@ -4,7 +4,7 @@ Here: what turns configuration into live workers and keeps their state fresh. No
 and carrying requests (gateway).
 """
 
-from kvatlas.fleet.audit import PredictionAudit
+from kvatlas.fleet.audit import Cause, PredictionAudit, cause_of
 from kvatlas.fleet.discovery import EventDiscovery, EventSources
 from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.fleet import Fleet
@@ -17,6 +17,7 @@ from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.fleet.worker import EngineGauges, EventAddress, Worker, worker_id_of
 
 __all__ = [
+    "Cause",
     "EngineGauges",
     "EventAddress",
     "EventDiscovery",
@@ -36,6 +37,7 @@ __all__ = [
     "Trust",
     "TrustState",
     "Worker",
+    "cause_of",
     "describe_failure",
     "parse_gauges",
     "worker_id_of",

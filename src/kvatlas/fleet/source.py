@@ -84,6 +84,8 @@ class EventSource:
         self.stats.unknown_events += applied.unknown_events
         if applied.cleared:
             self._known_empty(seq)
+        elif self._lossy is not None and not self._index.is_doubtful(self._worker_id):
+            self._overcome(seq)
         if applied.malformed:
             self.stats.malformed_events += len(applied.malformed)
             self._lose(
@@ -137,7 +139,18 @@ class EventSource:
         if self.trust.level is Trust.PARTIAL:
             self._become(Trust.SYNCED, f"the engine cleared its cache in batch {seq}: nothing older matters")
 
+    def _overcome(self, seq: int) -> None:
+        """One turnover after a loss nothing is claimed that stood before it, unless the engine confirmed it."""
+        self._lossy = None
+        if self.trust.level is Trust.PARTIAL:
+            self._become(Trust.SYNCED, f"one turnover of the cache since the loss, at batch {seq}: no doubts are left")
+
+    def note_overclaim(self, reason: str) -> None:
+        """The engine keeps reporting less than was promised: events must be missing that nobody noticed."""
+        self._lose(reason)
+
     def _lose(self, reason: str) -> None:
+        self._index.doubt(self._worker_id)
         self._lossy = reason
         if self.trust.level in (Trust.SYNCED, Trust.PARTIAL):
             self._become(Trust.PARTIAL, reason)

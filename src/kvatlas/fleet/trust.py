@@ -16,17 +16,22 @@ class Trust(enum.StrEnum):
     SYNCED = "synced"
     """Every batch of this life was applied, or the engine said its cache was empty since."""
     PARTIAL = "partial"
-    """Batches are lost for good: what was learnt before the loss is unconfirmed."""
+    """Batches are lost for good: what was learnt before the loss is in doubt, until confirmed or one turnover old."""
     STALE = "stale"
     """The stream is gone: nothing learnt from it is renewed."""
 
     @property
-    def confidence(self) -> float:
-        """The share of a hit that routing may count on: 1 only where nothing is missing."""
-        return _CONFIDENCE[self]
+    def is_credited(self) -> bool:
+        """Whether claims count at all in routing: not while the stream is gone or its past is being replayed."""
+        return self in {Trust.SYNCED, Trust.PARTIAL}
+
+    def credit(self, hit_tokens: int, doubted_tokens: int) -> float:
+        """The tokens that routing may count on, of those claimed beyond doubt and those claimed in doubt."""
+        return hit_tokens + DOUBTED_CREDIT * doubted_tokens if self.is_credited else 0.0
 
 
-_CONFIDENCE = {Trust.NONE: 0.0, Trust.SYNCING: 0.0, Trust.SYNCED: 1.0, Trust.PARTIAL: 0.5, Trust.STALE: 0.0}
+DOUBTED_CREDIT = 0.5
+"""The share of a doubted claim that routing counts on."""
 
 
 @dataclass(slots=True)

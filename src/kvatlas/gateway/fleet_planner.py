@@ -7,14 +7,15 @@ no prediction, and its decision record says why.
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import aiohttp
 import msgspec
 
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
-from kvatlas.fleet import Fleet, LoadLedger, Ticket, Trust, Worker
+from kvatlas.fleet import Fleet, Trust, Worker
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
+from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora
 from kvatlas.index import PrefixIndex, WorkerMatch
@@ -48,25 +49,6 @@ _MAX_GUESSED_TOKENS = 4096
 """Guess of a prompt's length where it could not be tokenised: only its share of the load rests on it."""
 
 
-@dataclass(slots=True)
-class _Books:
-    """What one plan promised and whom it charged.
-
-    Attributes:
-        uncached_tokens: worker id -> prompt tokens it would have to compute.
-        promised_tokens: worker id -> cached tokens it will report, where that can be said: only there its uncached
-            tokens are known well enough to measure its speed with.
-        rendered_tokens: length of the prompt, if it is one and known.
-        tickets: worker id -> its ledger (the worker may be gone when the request ends) and the charge there.
-    """
-
-    uncached_tokens: dict[str, int]
-    promised_tokens: dict[str, int]
-    rendered_tokens: int | None
-    stream: bool
-    tickets: dict[str, tuple[LoadLedger, Ticket]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class _Rendered:
     """A request's prompts, or why there are none."""
@@ -79,7 +61,7 @@ class FleetPlan(Plan, frozen=True, gc=True):
     """A plan with its decision record and its books."""
 
     record: DecisionRecord | None = None
-    books: _Books | None = None
+    books: Books | None = None
 
 
 class FleetPlanner:
@@ -118,6 +100,7 @@ class FleetPlanner:
         self._engine_renderers: dict[str, EngineRenderer] = {}
         self._targets: dict[str, Target] = {}
         self._turn = 0
+        self._settlement = Settlement(fleet, index)
         self.render_errors = 0
 
     def plan(self, request: GatewayRequest) -> Plan | Reply | Awaitable[Plan]:
@@ -168,34 +151,29 @@ class FleetPlanner:
 
     def dispatched(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
         """Charge the worker before its connection is even made, so that the next decision sees it."""
-        worker_id = target.worker_id
-        worker, books = self._fleet.get(worker_id), _books_of(plan)
-        if worker is not None and books is not None:
-            tokens = books.uncached_tokens.get(worker_id, 1)
-            ticket = worker.load.dispatch(tokens, measurable=worker_id in books.promised_tokens)
-            books.tickets[worker_id] = (worker.load, ticket)
+        books = _books_of(plan)
+        if books is not None:
+            self._settlement.dispatched(books, target)
 
     def first_byte(self, request: GatewayRequest, plan: Plan, target: Target) -> None:
         """The first token of a stream: the worker's prefill is over. Other answers come whole and tell nothing."""
         books = _books_of(plan)
-        if books is not None and books.stream and target.worker_id in books.tickets:
-            ledger, ticket = books.tickets[target.worker_id]
-            ledger.first_token(ticket)
+        if books is not None:
+            self._settlement.first_byte(books, target)
 
     def finished(self, request: GatewayRequest, plan: Plan, target: Target | None, outcome: Outcome) -> None:
-        """Release the worker, hold the prediction against the engine's word, look at engines that failed."""
+        """Settle the books, note the engine's word in the decision, look at engines that failed."""
         if target is None:
             return
         books = _books_of(plan)
-        if books is not None and target.worker_id in books.tickets:
-            ledger, ticket = books.tickets[target.worker_id]
-            ledger.finish(ticket)
-        worker = self._fleet.get(target.worker_id)
-        if worker is None:
-            return
+        if books is not None:
+            self._settlement.finished(books, target, outcome)
         if outcome.kind in ("connect_error", "upstream_error", "timeout"):
             self._fleet.check_soon(target.worker_id)
-        self._audit(plan, worker, outcome)
+        if outcome.cached_tokens is not None and isinstance(plan, FleetPlan) and plan.record is not None:
+            self._decisions.set_outcome(
+                plan.record.request_id, actual_tokens=outcome.cached_tokens, served_by=target.worker_id
+            )
 
     def ready(self) -> bool:
         """Whether any worker is healthy."""
@@ -236,22 +214,25 @@ class FleetPlanner:
     def _decide(
         self, request: GatewayRequest, parsed: ParsedRequest, workers: list[Worker], rendered: _Rendered
     ) -> FleetPlan:
-        prompts = rendered.prompts
-        matches = [] if parsed.skips_cache else [self._match(prompt, parsed.model, workers) for prompt in prompts]
-        prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        prompts = [self._as_cached(prompt, parsed.model, workers) for prompt in rendered.prompts]
+        matches = [] if parsed.skips_cache else [self._match(prompt, workers) for prompt in prompts]
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in rendered.prompts)
         if rendered.without_index is not None:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
-        promised = _promises(parsed, prompts, workers, matches)
-        candidates = [_candidate(w, _hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
+        promised = _promises(parsed, rendered.prompts, workers, matches)
+        candidates = [_candidate(w, *_hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         record = self._picker.pick(asked, candidates, without_index=rendered.without_index)
-        books = _Books(
+        alone = len(matches) == 1 and parsed.unpredictable is None
+        books = Books(
             uncached_tokens={
                 c.worker_id: max(1, prompt_tokens - round(c.confidence * c.hit_tokens)) for c in candidates
             },
             promised_tokens=promised,
-            rendered_tokens=len(prompts[0].token_ids) if len(prompts) == 1 else None,
+            rendered_tokens=prompt_tokens if len(prompts) == 1 else None,
             stream=parsed.stream,
+            prompt=prompts[0] if alone else None,
+            matches=matches[0] if alone else {},
         )
         by_id = {worker.worker_id: worker for worker in workers}
         return FleetPlan(
@@ -263,14 +244,18 @@ class FleetPlanner:
             measures_ttft=parsed.stream and parsed.api in {"completions", "chat"},
         )
 
-    def _match(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> dict[str, WorkerMatch]:
-        extras = prompt.extras
+    def _as_cached(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> RenderedPrompt:
+        """The prompt with the adapter that is part of its blocks, cut to what is looked up."""
+        extras, token_ids = prompt.extras, prompt.token_ids
         if model is not None and any(model in worker.adapters for worker in workers):
             extras = replace(extras, lora=Lora(model))
-        token_ids = prompt.token_ids
-        if len(token_ids) > _MAX_MATCHED_TOKENS:
-            token_ids = token_ids[:_MAX_MATCHED_TOKENS]
-        return self._index.match(token_ids, extras=extras, worker_ids=[worker.worker_id for worker in workers])
+        if extras is prompt.extras and len(token_ids) <= _MAX_MATCHED_TOKENS:
+            return prompt
+        return RenderedPrompt(token_ids[:_MAX_MATCHED_TOKENS], extras)
+
+    def _match(self, prompt: RenderedPrompt, workers: list[Worker]) -> dict[str, WorkerMatch]:
+        worker_ids = [worker.worker_id for worker in workers]
+        return self._index.match(prompt.token_ids, extras=prompt.extras, worker_ids=worker_ids)
 
     def _all_models(self) -> Reply | None:
         """The models of all healthy workers, each once; None where any one worker can answer for all."""
@@ -301,37 +286,6 @@ class FleetPlanner:
             self._targets[worker.worker_id] = target
         return target
 
-    def _audit(self, plan: Plan, worker: Worker, outcome: Outcome) -> None:
-        books = _books_of(plan)
-        if books is None or outcome.kind != "ok" or not 200 <= outcome.status < 300:
-            return
-        if books.rendered_tokens is None:
-            return
-        if outcome.prompt_tokens is not None and outcome.prompt_tokens != books.rendered_tokens:
-            _count_mismatch(worker, outcome.prompt_tokens, books.rendered_tokens)
-        predicted = books.promised_tokens.get(worker.worker_id)
-        if outcome.cached_tokens is None:
-            worker.audit.unreported += predicted is not None
-        else:
-            if isinstance(plan, FleetPlan) and plan.record is not None:
-                self._decisions.set_outcome(
-                    plan.record.request_id, actual_tokens=outcome.cached_tokens, served_by=worker.worker_id
-                )
-            if predicted is not None:
-                worker.audit.record(predicted, outcome.cached_tokens)
-
-
-def _count_mismatch(worker: Worker, engine_tokens: int, own_tokens: int) -> None:
-    if not worker.audit.parity_mismatches:
-        _log.warning(
-            "worker %s counted %d prompt tokens where we counted %d: its template or tokenizer is not the one "
-            "configured here, so its cache will be missed (told once; kvatlas_parity_mismatches_total counts)",
-            worker.worker_id,
-            engine_tokens,
-            own_tokens,
-        )
-    worker.audit.parity_mismatches += 1
-
 
 def _not_forwarded(path: str) -> str:
     return (
@@ -340,16 +294,18 @@ def _not_forwarded(path: str) -> str:
     )
 
 
-def _books_of(plan: Plan) -> _Books | None:
+def _books_of(plan: Plan) -> Books | None:
     return plan.books if isinstance(plan, FleetPlan) else None
 
 
-def _candidate(worker: Worker, hit_tokens: int, promised_tokens: int | None) -> Candidate:
+def _candidate(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
     load = worker.load
+    claimed = hit_tokens + doubted_tokens
+    credit = worker.trust.level.credit(hit_tokens, doubted_tokens)
     return Candidate(
         worker_id=worker.worker_id,
-        hit_tokens=hit_tokens,
-        confidence=worker.trust.level.confidence,
+        hit_tokens=claimed,
+        confidence=credit / claimed if claimed else float(worker.trust.level.is_credited),
         queued_prefill_tokens=load.queued_prefill_tokens,
         running_requests=load.in_flight + worker.foreign_running,
         waiting_requests=worker.foreign_waiting,
@@ -361,8 +317,10 @@ def _candidate(worker: Worker, hit_tokens: int, promised_tokens: int | None) -> 
     )
 
 
-def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> int:
-    return sum(match[worker.worker_id].hit_tokens for match in matches if worker.worker_id in match)
+def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> tuple[int, int]:
+    """Tokens that the worker holds of all prompts, and tokens that it may hold."""
+    found = [match[worker.worker_id] for match in matches if worker.worker_id in match]
+    return sum(each.hit_tokens for each in found), sum(each.doubted_tokens for each in found)
 
 
 def _promises(

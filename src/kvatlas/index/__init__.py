@@ -7,6 +7,7 @@ sockets, clocks, trust, load. Sans-IO, single writer: every call runs on the thr
 
 from kvatlas.index.batches import Applied, IncomingBatch
 from kvatlas.index.column import ColumnStats, CopyMode
+from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import GroupProfile, WorkerMatch
 from kvatlas.index.memory import MemoryStats
 from kvatlas.index.prefix_index import PrefixIndex
@@ -16,8 +17,10 @@ __all__ = [
     "ColumnStats",
     "CopyMode",
     "GroupProfile",
+    "Healed",
     "IncomingBatch",
     "MemoryStats",
+    "Moment",
     "PrefixIndex",
     "WorkerMatch",
 ]

@@ -25,6 +25,7 @@ from kvatlas._native import IndexCore
 from kvatlas.errors import HashingError
 from kvatlas.events import BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
+from kvatlas.index.doubts import DoubtBook
 from kvatlas.index.groups import GroupBook
 from kvatlas.index.orphans import OrphanPool, Run
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes, normal_medium
@@ -62,6 +63,10 @@ class ColumnStats:
     unkeyed_now: int = 0
     """Resident blocks whose content is not known: they match nothing, so a hit may be longer than claimed."""
     orphans_now: int = 0
+    doubted_now: int = 0
+    """Blocks claimed before a loss of events and not confirmed since."""
+    reported_now: int = 0
+    """Claims that rest on the engine's reports alone: no event named the block."""
 
 
 class WorkerColumn:
@@ -81,11 +86,13 @@ class WorkerColumn:
         "_core",
         "_hasher",
         "_planes",
+        "_survived_loss",
         "_taught",
         "_unplaced",
         "_unprovable",
         "bit",
         "configured_block_size",
+        "doubts",
         "groups",
         "number",
         "orphans",
@@ -114,6 +121,7 @@ class WorkerColumn:
         self.groups = GroupBook()
         self.other_media: set[str] = set()
         self.orphans = OrphanPool(max_orphan_blocks)
+        self.doubts = DoubtBook(core, number)
         self._core = core
         self._planes = planes
         self._hasher = hasher
@@ -122,6 +130,7 @@ class WorkerColumn:
         self._unprovable = 0
         self._unplaced = 0
         self._complete_at = 0
+        self._survived_loss = False
 
     def store(self, event: BlockStored) -> None:
         """Apply one BlockStored. Cost: O(blocks)."""
@@ -164,7 +173,7 @@ class WorkerColumn:
         self._cleared += 1
         self._core.forget(self.number, self._planes.cleared())
         self.orphans.clear()
-        self._complete_at = self._missing
+        self._is_empty()
 
     def reset(self) -> None:
         """Forget all of this worker: blocks in every medium, and what its stores taught. Cost: O(its blocks)."""
@@ -173,7 +182,24 @@ class WorkerColumn:
         self.orphans.clear()
         self.groups.clear()
         self.other_media.clear()
+        self._is_empty()
+
+    def _is_empty(self) -> None:
+        """All that the worker holds from now on is known."""
+        self.doubts.end()
         self._complete_at = self._missing
+        self._survived_loss = False
+
+    def doubt(self) -> None:
+        """Events of the worker are lost: what it held may be gone, and it may hold what nobody told."""
+        self.doubts.begin()
+        self._unplaced += 1
+        self._survived_loss = True
+
+    def settle(self) -> None:
+        """After events: end what a turnover ends."""
+        if self.doubts.settle() and self.doubts.capacity_blocks is not None:
+            self._complete_at = self._missing  # what nobody told is gone, too, or was in use and so reported
 
     def wake(self, woken: Iterable[tuple[int, int]]) -> None:
         """Join the runs that waited for these handles, whose block keys are now known."""
@@ -192,7 +218,9 @@ class WorkerColumn:
     @property
     def stats(self) -> ColumnStats:
         """The counters as they stand."""
-        stored, removed, unknown, unpaired, refused, forgotten, resident, unkeyed = self._core.counts(self.number)
+        stored, removed, unknown, unpaired, refused, forgotten, resident, unkeyed, doubted = self._core.counts(
+            self.number
+        )
         return ColumnStats(
             stored_blocks=stored,
             removed_blocks=removed,
@@ -205,6 +233,8 @@ class WorkerColumn:
             forgotten_blocks=forgotten,
             resident_now=resident,
             unkeyed_now=unkeyed,
+            doubted_now=doubted,
+            reported_now=self._core.reported(self.number),
             orphans_now=self.orphans.blocks_now,
         )
 
@@ -214,11 +244,16 @@ class WorkerColumn:
         return self._core.shortfall(self.number)[0] + self._unplaced
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all it holds was told, without a loss, since it was last known to be empty."""
+        return not self._survived_loss and self._missing == self._complete_at
+
+    @property
     def is_exact(self) -> bool:
         """Whether a hit is what the engine will report, neither more nor less.
 
         Not so with blocks of unknown content, copies in other media (engines count those as cached, too), groups whose
-        rule is not known, or blocks given up for want of memory.
+        rule is not known, blocks given up for want of memory, or a loss of events less than one turnover ago.
         """
         if self.other_media or not self.groups.joins_exactly:
             return False

@@ -85,6 +85,7 @@ class WorkerMatch(msgspec.Struct, gc=False):
         hit_blocks: the same in blocks.
         block_size: tokens per block on this worker.
         exact: whether the engine will report neither more nor less; see `WorkerColumn.is_exact`.
+        doubted_tokens: how many more it may hold: claims from before a loss of events, which nothing confirmed since.
         other_tiers: leading tokens held per medium other than the device, e.g. {"CPU": 128}.
     """
 
@@ -92,6 +93,7 @@ class WorkerMatch(msgspec.Struct, gc=False):
     hit_blocks: int
     block_size: int
     exact: bool = True
+    doubted_tokens: int = 0
     other_tiers: dict[str, int] = {}
 
     @property

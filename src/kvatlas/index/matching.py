@@ -13,6 +13,9 @@ from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Planes
 __all__ = ["PromptMatcher"]
 
 _FIRST_BLOCKS = 32
+_DOUBTED, _SURE = 1, 2
+"""What the core says of a claim."""
+_SURE_ONLY = bytes((0, 0, 1)) + bytes(253)
 
 
 def worker_bits(columns: Mapping[str, WorkerColumn]) -> bytes:
@@ -59,14 +62,19 @@ class PromptMatcher:
         simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
         blocks = self._find(DEVICE_PLANE, simple) if simple else {}
         if len(simple) < len(columns):
-            blocks.update({w: self._joint_hit(column) for w, column in columns.items() if w not in simple})
+            blocks.update({w: self._joint_hit(column, _SURE) for w, column in columns.items() if w not in simple})
         found = {}
         tiered = {}
+        doubtful = {}
         for worker_id, column in columns.items():
             held = blocks.get(worker_id, 0)
             found[worker_id] = WorkerMatch(held * size, held, size, column.is_exact)
             if column.other_media:
                 tiered[worker_id] = column
+            if column.doubts.may_find:
+                doubtful[worker_id] = column
+        if doubtful:
+            self._add_doubted(doubtful, found)
         for medium in {medium for column in tiered.values() for medium in column.other_media}:
             plane = self._planes.known((medium, 0))
             having = {worker_id: column for worker_id, column in tiered.items() if medium in column.other_media}
@@ -75,32 +83,43 @@ class PromptMatcher:
                 found[worker_id].other_tiers[medium] = in_medium.get(worker_id, 0) * size
         return found
 
-    def _find(self, plane: int, columns: Mapping[str, WorkerColumn]) -> dict[str, int]:
+    def _add_doubted(self, columns: Mapping[str, WorkerColumn], found: Mapping[str, WorkerMatch]) -> None:
+        simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
+        blocks = self._find(DEVICE_PLANE, simple, doubted=True) if simple else {}
+        for worker_id, column in columns.items():
+            match = found[worker_id]
+            held = blocks.get(worker_id, 0) if worker_id in simple else self._joint_hit(column, _DOUBTED)
+            match.doubted_tokens = held * self._size - match.hit_tokens
+
+    def _find(self, plane: int, columns: Mapping[str, WorkerColumn], *, doubted: bool = False) -> dict[str, int]:
         asked = worker_bits(columns)
         if self._extras.is_empty:
-            return self._core.find_tokens(plane, self._token_ids, self._size, self._root_key, self._limit, asked)
-        return self._find_with_extras(plane, asked)
+            return self._core.find_tokens(
+                plane, self._token_ids, self._size, self._root_key, self._limit, asked, doubted=doubted
+            )
+        return self._find_with_extras(plane, asked, doubted=doubted)
 
-    def _find_with_extras(self, plane: int, asked: bytes) -> dict[str, int]:
+    def _find_with_extras(self, plane: int, asked: bytes, *, doubted: bool) -> dict[str, int]:
         """Hashed in growing steps, no further than needed: extra keys cost more than tokens."""
         source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
         keys = array("Q")
         while True:
             step = min(max(len(keys), _FIRST_BLOCKS), self._limit - len(keys))
             keys.extend(islice(source, step))
-            found = self._core.find(plane, keys, asked)
+            found = self._core.find(plane, keys, asked, doubted=doubted)
             if len(keys) >= self._limit or max(found.values(), default=0) < len(keys):
                 return found
 
-    def _all_keys(self) -> "array[int]":
+    def all_keys(self) -> "array[int]":
+        """Keys of all blocks that an engine may reuse."""
         if self._keys is None:
             source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
             self._keys = array("Q", islice(source, self._limit))
         return self._keys
 
-    def _joint_hit(self, column: WorkerColumn) -> int:
+    def _joint_hit(self, column: WorkerColumn, least: int) -> int:
         profiles = column.groups.profiles
-        rows = {profile.group_id: self._held(column, profile.group_id) for profile in profiles}
+        rows = {profile.group_id: self._held(column, profile.group_id, least) for profile in profiles}
         full = self._limit
         for profile in profiles:
             if profile.is_full and profile.block_size in {None, self._size}:
@@ -108,8 +127,10 @@ class PromptMatcher:
                 full = min(full, self._limit if hole < 0 else hole)
         return joint_hit_blocks(profiles, full, lambda group, block: rows[group][block] != 0, self._size)
 
-    def _held(self, column: WorkerColumn, group_id: int) -> bytes:
+    def _held(self, column: WorkerColumn, group_id: int, least: int) -> bytes:
+        """One byte for each block: not 0 when it is held with at least this certainty."""
         plane = self._planes.known((DEFAULT_MEDIUM, group_id))
         if plane is None:
             return bytes(self._limit)
-        return self._core.held(plane, column.number, self._all_keys())
+        held = self._core.held(plane, column.number, self.all_keys())
+        return held if least == _DOUBTED else held.translate(_SURE_ONLY)

@@ -8,6 +8,7 @@ from kvatlas.events import DEFAULT_LIMITS, DecodeLimits, Event
 from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, RequestExtras
 from kvatlas.index.batches import Applied, IncomingBatch, apply_batch, apply_event, open_batch
 from kvatlas.index.column import ColumnStats, CopyMode, WorkerColumn
+from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
 from kvatlas.index.matching import PromptMatcher, worker_bits
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
@@ -114,7 +115,9 @@ class PrefixIndex:
         Raises:
             IndexStateError: no such worker.
         """
-        apply_event(self._column(worker_id), event)
+        column = self._column(worker_id)
+        apply_event(column, event)
+        column.settle()
         if self._keeper.is_capped:
             self._keeper.relieve(self._columns.values())
 
@@ -134,7 +137,9 @@ class PrefixIndex:
 
         Cost: O(bytes); natively 100-150 ns a block, hashing and both tables included.
         """
-        applied = apply_batch(self._core, self._column(worker_id), batch)
+        column = self._column(worker_id)
+        applied = apply_batch(self._core, column, batch)
+        column.settle()
         if self._keeper.is_capped:
             self._keeper.relieve(self._columns.values())
         return applied
@@ -155,6 +160,74 @@ class PrefixIndex:
     def set_block_size(self, worker_id: str, block_size: int) -> None:
         """State a worker's block size as its metrics give it; configuration and its own stores count more."""
         self._column(worker_id).stated_block_size = block_size
+
+    def set_capacity(self, worker_id: str, blocks: int) -> None:
+        """State how many blocks a worker's pool holds: so long doubts last after a loss."""
+        self._column(worker_id).doubts.capacity_blocks = blocks
+
+    def doubt(self, worker_id: str) -> None:
+        """Events of a worker are lost for good: its claims are in doubt until confirmed, refuted, or a turnover old.
+
+        Cost: O(blocks of that worker).
+        """
+        self._column(worker_id).doubt()
+
+    def is_doubtful(self, worker_id: str) -> bool:
+        """Whether a loss of the worker's events is less than one turnover ago."""
+        return self._column(worker_id).doubts.is_pending
+
+    def is_complete(self, worker_id: str) -> bool:
+        """Whether all the worker holds was told, without a loss, since it was last known to be empty."""
+        return self._column(worker_id).is_complete
+
+    def moment(self, worker_id: str) -> Moment:
+        """A worker's present, for `heal` of what is sent now."""
+        return self._column(worker_id).doubts.moment()
+
+    def heal(
+        self,
+        worker_id: str,
+        token_ids: Sequence[int],
+        cached_tokens: int,
+        sent: Moment,
+        *,
+        claimed_tokens: int = 0,
+        extras: RequestExtras = NO_EXTRAS,
+    ) -> Healed:
+        """Learn from an engine's own count of cached tokens.
+
+        The first `cached_tokens` of the prompt are on the worker: doubts about them end, and blocks that no event named
+        are claimed from now on. What was claimed beyond, in doubt, is not there.
+
+        Args:
+            token_ids: the prompt.
+            cached_tokens: as the engine reported.
+            sent: the worker's `moment` when the request was sent.
+            claimed_tokens: what was claimed then, doubted claims included.
+
+        Cost: hashing the blocks concerned. Nothing is learnt about workers with several KV cache groups or media: there
+            the count does not say which of them holds a block.
+        """
+        column = self._column(worker_id)
+        size = column.block_size
+        if size is None or not column.groups.only_full or column.other_media:
+            return Healed()
+        concerned = max(cached_tokens, claimed_tokens) // size
+        matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
+        return column.doubts.heal(matcher.all_keys()[:concerned], cached_tokens // size, sent)
+
+    def claims(self, worker_id: str, token_ids: Sequence[int], *, extras: RequestExtras = NO_EXTRAS) -> bytes:
+        """What is claimed of each block of a prompt in the worker's first group on the device.
+
+        Returns:
+            One byte for each complete block that an engine may reuse: 2 = held, 1 = in doubt, 0 = not held.
+        """
+        column = self._column(worker_id)
+        size = column.block_size
+        if size is None:
+            return b""
+        matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
+        return self._core.held(DEVICE_PLANE, column.number, matcher.all_keys())
 
     def stats(self, worker_id: str) -> ColumnStats:
         """The worker's counters as they stand."""

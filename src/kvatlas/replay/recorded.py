@@ -124,7 +124,7 @@ class _Player:
         if record.cached_tokens is None or record.prompt_token_ids is None:
             return
         self.report.requests += 1
-        if self.source.trust.level is not Trust.SYNCED:
+        if self.source.trust.level is not Trust.SYNCED or not self._index.is_complete(_WORKER):
             return
         extras = RequestExtras(cache_salt=record.cache_salt) if record.cache_salt else NO_EXTRAS
         match = self._index.match(record.prompt_token_ids, extras=extras).get(_WORKER)

@@ -41,16 +41,22 @@ def hit(index: PrefixIndex) -> int:
     return index.match([*TOKENS, 99])["w"].hit_tokens
 
 
+def claimed(index: PrefixIndex) -> int:
+    """The same with what is in doubt."""
+    match = index.match([*TOKENS, 99])["w"]
+    return match.hit_tokens + match.doubted_tokens
+
+
 class TestTrust:
     def test_whole_stream_is_synced(self, source: EventSource, index: PrefixIndex) -> None:
         """A life seen from its first batch earns full trust once it is live, not before."""
         source.on_status("syncing", "first contact")
         source.on_batch(0, batch(stored(1, 2)))
         assert source.trust.level is Trust.SYNCING
-        assert source.trust.level.confidence == 0.0
+        assert source.trust.level.credit(8, 8) == 0.0
         source.on_status("live", "caught up")
         assert source.trust.level is Trust.SYNCED
-        assert source.trust.level.confidence == 1.0
+        assert source.trust.level.credit(8, 8) == 12.0
         assert hit(index) == 8
 
     def test_gap_makes_partial_with_a_reason(self, source: EventSource) -> None:
@@ -60,7 +66,7 @@ class TestTrust:
         source.on_gap(3, 5)
         assert source.trust.level is Trust.PARTIAL
         assert "3..5" in source.trust.reason
-        assert 0 < source.trust.level.confidence < 1
+        assert source.trust.level.credit(0, 8) == 4.0
 
     def test_gap_while_syncing_is_remembered(self, source: EventSource) -> None:
         """Going live after a loss is going partial."""
@@ -105,7 +111,7 @@ class TestTrust:
         source.on_status("live", "caught up")
         source.on_status("lost", "connection closed")
         assert source.trust.level is Trust.STALE
-        assert source.trust.level.confidence == 0.0
+        assert source.trust.level.credit(8, 8) == 0.0
 
 
 class TestFaults:
@@ -117,7 +123,7 @@ class TestFaults:
         source.on_batch(1, b"\xc1nonsense")
         assert source.stats.malformed_batches == 1
         assert source.trust.level is Trust.PARTIAL
-        assert hit(index) == 4
+        assert claimed(index) == 4
 
     def test_malformed_event_loses_only_itself(self, source: EventSource, index: PrefixIndex) -> None:
         """The good events around a bad one are applied, the bad one is counted and costs trust."""
@@ -153,7 +159,7 @@ class TestFaults:
         source.on_status("live", "caught up")
         source.on_batch(0, encode_batch(EventBatch(ts=1.0, events=[stored(1)], data_parallel_rank=3)))
         source.on_batch(1, encode_batch(EventBatch(ts=1.0, events=[stored(2, parent=1)], data_parallel_rank=0)))
-        assert hit(index) == 4
+        assert claimed(index) == 4
         assert source.stats.foreign_batches == 1
 
     def test_event_that_cannot_be_applied_loses_only_itself(
@@ -167,7 +173,7 @@ class TestFaults:
         monkeypatch.setattr("kvatlas.index.column.WorkerColumn.clear", stumble)
         source.on_status("live", "caught up")
         source.on_batch(0, batch(stored(1), AllBlocksCleared(), stored(2, parent=1)))
-        assert hit(index) == 4
+        assert claimed(index) == 4
         assert (source.stats.events, source.stats.malformed_events) == (2, 1)
         assert source.trust.level is Trust.PARTIAL
         assert "stumbled" in source.trust.reason

@@ -144,8 +144,8 @@ static kva_applied store(kva_index *index, kva_column *column, uint32_t plane, c
         column->counts.unpaired += blocks;
         return KVA_ALL_APPLIED;
     }
-    kva_tokens tokens = {token_ids, kva_read_tokens(batch->payload + event->tokens_at, event->token_count, token_ids),
-                         KVA_U64};
+    kva_batch_tokens(batch, event, token_ids);
+    kva_tokens tokens = {token_ids, event->token_count, KVA_U64};
     if (kva_block_keys(&index->key, &tokens, event->block_size, key, NULL, keys) != KVA_OK)
         return KVA_NEEDS_HELP;
     kva_column_add_copies(index, column, plane, numbers, blocks);

@@ -1,70 +1,9 @@
 #include "batch.h"
 
+#include "event_fields.h"
+
 #include <math.h>
 #include <string.h>
-
-/* Fields of events that mean something, in no order of theirs. IGNORED: nil or ASCII, and of no use to an index. */
-typedef enum {
-    HASHES,
-    PARENT,
-    TOKENS,
-    BLOCK_SIZE,
-    LORA_ID,
-    MEDIUM,
-    LORA_NAME,
-    EXTRA_KEYS,
-    GROUP,
-    SPEC_KIND,
-    WINDOW,
-    LOCALITY,
-    OWNERSHIP,
-    SESSION_ID,
-    CACHE_SALT
-} field;
-
-typedef struct {
-    const char *name;
-    size_t length;
-    field field;
-} named_field;
-
-#define NAMED(name, field) {name, sizeof name - 1, field}
-
-/* In the order of the wire, which is also that of the older array form. Source: kvatlas.events.model. */
-static const named_field stored_fields[] = {
-    NAMED("block_hashes", HASHES),
-    NAMED("parent_block_hash", PARENT),
-    NAMED("token_ids", TOKENS),
-    NAMED("block_size", BLOCK_SIZE),
-    NAMED("lora_id", LORA_ID),
-    NAMED("medium", MEDIUM),
-    NAMED("lora_name", LORA_NAME),
-    NAMED("extra_keys", EXTRA_KEYS),
-    NAMED("group_idx", GROUP),
-    NAMED("kv_cache_spec_kind", SPEC_KIND),
-    NAMED("kv_cache_spec_sliding_window", WINDOW),
-    NAMED("locality", LOCALITY),
-    NAMED("ownership", OWNERSHIP),
-    NAMED("session_id", SESSION_ID),
-    NAMED("cache_salt", CACHE_SALT),
-};
-static const named_field removed_fields[] = {
-    NAMED("block_hashes", HASHES), NAMED("medium", MEDIUM),       NAMED("group_idx", GROUP),
-    NAMED("locality", LOCALITY),   NAMED("ownership", OWNERSHIP),
-};
-
-typedef struct {
-    kva_event_kind kind;
-    const named_field *fields;
-    size_t count;
-    uint32_t required; /* one bit a field */
-} event_schema;
-
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
-static const event_schema stored_schema = {KVA_EVENT_STORED, stored_fields, COUNT(stored_fields),
-                                     1u << HASHES | 1u << PARENT | 1u << TOKENS | 1u << BLOCK_SIZE};
-static const event_schema removed_schema = {KVA_EVENT_REMOVED, removed_fields, COUNT(removed_fields), 1u << HASHES};
 
 /* What is read of an event besides its public fields. */
 typedef struct {
@@ -87,14 +26,6 @@ static const uint8_t *read_ascii(const uint8_t *at, const uint8_t *end, kva_text
     for (size_t i = 0; at && i < out->length; i++)
         bits |= out->data[i];
     return bits < 0x80 ? at : NULL;
-}
-
-static const uint8_t *read_optional_count(const uint8_t *at, const uint8_t *end, int *has, uint64_t *out)
-{
-    if (at < end && *at == KVA_MP_NIL)
-        return at + 1;
-    *has = 1;
-    return kva_mp_read_count(at, end, out);
 }
 
 static const uint8_t *read_int_or_nil(const uint8_t *at, const uint8_t *end)
@@ -153,13 +84,16 @@ static const uint8_t *read_tokens(reading *r, const uint8_t *at)
     if (count >= KVA_MP_RUN_MIN) {
         const kva_mp_runs *runs = &r->batch->runs;
         uint32_t run = r->batch->run;
-        while (run < runs->count && runs->first[run] < r->event->tokens_at)
+        while (run < runs->count && runs->run[run].first < r->event->tokens_at)
             run++;
         r->batch->run = run;
-        if (run < runs->count && runs->first[run] == r->event->tokens_at)
-            return r->payload + runs->end[run];
+        if (run < runs->count && runs->run[run].first == r->event->tokens_at) {
+            if (runs->run[run].half)
+                r->event->half = (kva_ids_half){r->payload + runs->run[run].half, runs->run[run].before_half};
+            return r->payload + runs->run[run].end;
+        }
     }
-    return kva_ids_skip(&at, r->end, count) == count ? at : NULL;
+    return kva_ids_skip(&at, r->end, count, &r->event->half) == count ? at : NULL;
 }
 
 /* Keys that set no block apart from another of the same tokens: nil, or nil for each block. */
@@ -191,9 +125,9 @@ static const uint8_t *read_field(reading *r, field which, const uint8_t *at)
     case LORA_NAME:
     case CACHE_SALT: return read_nil(at, r->end);
     case EXTRA_KEYS: return read_extra_keys(r, at);
-    case GROUP: return read_optional_count(at, r->end, &event->has_group, &event->group);
+    case GROUP: return kva_mp_read_optional_count(at, r->end, &event->has_group, &event->group);
     case SPEC_KIND: return read_ascii(at, r->end, &event->spec_kind);
-    case WINDOW: return read_optional_count(at, r->end, &event->has_window, &event->window);
+    case WINDOW: return kva_mp_read_optional_count(at, r->end, &event->has_window, &event->window);
     case LOCALITY:
     case OWNERSHIP:
     case SESSION_ID: return read_ascii(at, r->end, &ignored);
@@ -235,25 +169,38 @@ static const event_schema *schema_of(kva_text kind)
     return text_is(kind, "BlockRemoved", 12) ? &removed_schema : NULL;
 }
 
+/* Read a key. *index: the field expected; becomes the field it names, or the schema's count. */
+static inline const uint8_t *read_key(const reading *r, const event_schema *schema, const uint8_t *at, size_t *index)
+{
+    /* Engines keep to one order. To compare with what is expected, instead of reading how long the key is, lets the
+       processor go on before it has the answer. */
+    const named_field *expected = schema->fields + *index;
+    if ((size_t)(r->end - at) > expected->length && *at == (0xa0 | expected->length) &&
+        same_bytes(at + 1, (const uint8_t *)expected->name, expected->length))
+        return at + 1 + expected->length;
+    kva_text key;
+    at = kva_mp_read_str(at, r->end, &key);
+    if (!at || text_is(key, "type", 4)) /* a second type */
+        return NULL;
+    for (*index = 0; *index < schema->count; ++*index)
+        if (text_is(key, schema->fields[*index].name, schema->fields[*index].length))
+            break;
+    return at;
+}
+
 static const uint8_t *read_map(reading *r, const event_schema *schema, const uint8_t *at, uint64_t pairs)
 {
-    size_t expected = 0; /* engines keep to the order, so that the first comparison is mostly the last */
+    size_t index = 0;
     for (; at && pairs > 0; pairs--) {
-        kva_text key;
-        at = kva_mp_read_str(at, r->end, &key);
-        if (!at || text_is(key, "type", 4))
+        at = read_key(r, schema, at, &index);
+        if (!at)
             return NULL;
-        size_t i = expected, tried = 0;
-        while (tried < schema->count && !text_is(key, schema->fields[i].name, schema->fields[i].length)) {
-            i = i + 1 < schema->count ? i + 1 : 0;
-            tried++;
-        }
-        if (tried == schema->count) {
+        if (index < schema->count)
+            at = read_field(r, schema->fields[index++].field, at);
+        else
             at = kva_mp_skip(at, r->end, 1, KVA_MP_DEPTH_LIMIT, NULL);
-            continue;
-        }
-        at = read_field(r, schema->fields[i].field, at);
-        expected = i + 1 < schema->count ? i + 1 : 0;
+        if (index == schema->count)
+            index = 0;
     }
     return at;
 }
@@ -334,7 +281,7 @@ int kva_batch_open(kva_batch *batch, const uint8_t *payload, size_t length, size
     batch->at = (size_t)(at - payload);
     at = kva_mp_skip(at, end, events, max_depth - 2, &batch->runs);
     if (at && elements > 2)
-        at = read_optional_count(at, end, &batch->has_rank, &rank);
+        at = kva_mp_read_optional_count(at, end, &batch->has_rank, &rank);
     if (at && elements > 3)
         at = kva_mp_skip(at, end, elements - 3, max_depth - 1, NULL);
     batch->rank = (int64_t)rank;
@@ -377,13 +324,14 @@ void kva_read_numbers(const uint8_t *at, size_t count, uint64_t *numbers)
     }
 }
 
-int kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
+size_t kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words)
 {
-    kva_ids_read(at, at + count, count, words); /* an id is a byte at least */
-    return (int)count;
+    kva_ids_read(at, at + count, count, (kva_ids_half){NULL, 0}, words); /* an id is a byte at least */
+    return count;
 }
 
 void kva_batch_tokens(const kva_batch *batch, const kva_event *event, uint64_t *words)
 {
-    kva_ids_read(batch->payload + event->tokens_at, batch->payload + batch->length, event->token_count, words);
+    const uint8_t *at = batch->payload + event->tokens_at, *end = batch->payload + batch->length;
+    kva_ids_read(at, end, event->token_count, event->half, words);
 }

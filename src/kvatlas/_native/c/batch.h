@@ -41,6 +41,7 @@ typedef struct {
     kva_text spec_kind;
     int has_window;
     uint64_t window;
+    kva_ids_half half; /* private: of the tokens */
 } kva_event;
 
 typedef struct {
@@ -71,7 +72,7 @@ const uint8_t *kva_read_handle(const uint8_t *at, kva_handle *out);
 void kva_read_numbers(const uint8_t *at, size_t count, uint64_t *numbers);
 
 /* Read the token ids of a STORED event, each in 0..2^63-1, into words[count]. Returns `count`. */
-int kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words);
+size_t kva_read_tokens(const uint8_t *at, size_t count, uint64_t *words);
 
 /* The same, sooner: where the payload ends is known, so that the last ids too are read several at a step. */
 void kva_batch_tokens(const kva_batch *batch, const kva_event *event, uint64_t *words);

@@ -13,10 +13,23 @@ static void prefetch_handle(kva_column *column, uint64_t handle)
     kva_handles_prefetch(table_of(column, handle), handle);
 }
 
-static void claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key)
+void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt)
 {
-    if (!kva_flat_add(index->planes[plane], key, column->worker, kva_index_stamp(index)))
+    kva_flat *flat = in_doubt ? kva_index_shadow(index, plane) : index->planes[plane];
+    if (!flat || !kva_flat_add(flat, key, column->worker, kva_index_stamp(index)))
         column->counts.refused++;
+    if (column->reported.count) { /* an event names it now */
+        uint32_t place = kva_handles_find(&column->reported, key);
+        if (place != KVA_NOT_FOUND)
+            kva_handles_erase(&column->reported, place);
+    }
+}
+
+void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt)
+{
+    kva_flat_discard(index->planes[plane], key, column->worker);
+    if (in_doubt && index->shadows[plane])
+        kva_flat_discard(index->shadows[plane], key, column->worker);
 }
 
 static void drop_if_idle(kva_handles *table, uint32_t place)
@@ -33,8 +46,24 @@ static void leave(kva_column *column, kva_handles *table, uint32_t place)
         return;
     if (!(*mark & KVA_KEYED))
         column->counts.unkeyed--;
-    *mark &= (uint8_t)~KVA_KEYED;
+    if (*mark & KVA_DOUBT)
+        column->counts.doubted--;
+    *mark &= (uint8_t)~(KVA_KEYED | KVA_DOUBT);
     drop_if_idle(table, place);
+}
+
+static void forget_in_plane(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint32_t plane);
+
+/* A block in doubt is announced again: that copy is all that is known of it now, and it keeps its meaning. */
+static void renew(kva_index *index, kva_column *column, kva_handles *table, uint32_t place)
+{
+    forget_in_plane(index, column, table, place, 0);
+    for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
+        forget_in_plane(index, column, table, place, plane);
+    if (!(table->marks[place] & KVA_KEYED))
+        column->counts.unkeyed--; /* counted again with the new copy */
+    table->marks[place] &= (uint8_t)~KVA_DOUBT;
+    column->counts.doubted--;
 }
 
 static void add_copy(kva_index *index, kva_column *column, uint32_t plane, uint64_t handle)
@@ -45,6 +74,8 @@ static void add_copy(kva_index *index, kva_column *column, uint32_t plane, uint6
         column->counts.refused++;
         return;
     }
+    if (table->marks[place] & KVA_DOUBT)
+        renew(index, column, table, place);
     uint8_t before = table->marks[place];
     uint32_t copies = kva_copies_get(table, place, plane);
     if (copies && (!column->counting || copies == UINT32_MAX))
@@ -57,10 +88,10 @@ static void add_copy(kva_index *index, kva_column *column, uint32_t plane, uint6
     if (copies)
         return;
     column->counts.resident++;
-    if (!kva_is_resident(before))
+    if (!kva_is_resident(before) && !(before & KVA_KEYED))
         column->counts.unkeyed++;
     if (table->marks[place] & KVA_KEYED)
-        claim(index, column, plane, table->keys[place]);
+        kva_claim(index, column, plane, table->keys[place], 0);
 }
 
 void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count)
@@ -81,13 +112,14 @@ static void give_key(kva_index *index, kva_column *column, kva_handles *table, u
     table->keys[place] = key;
     table->marks[place] |= KVA_KEYED;
     column->counts.unkeyed--;
+    int in_doubt = table->marks[place] & KVA_DOUBT;
     if (table->marks[place] & KVA_COPIES)
-        claim(index, column, 0, key);
+        kva_claim(index, column, 0, key, in_doubt);
     if (!(table->marks[place] & KVA_OTHERS))
         return;
     for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
         if (kva_copies_get(table, place, plane))
-            claim(index, column, plane, key);
+            kva_claim(index, column, plane, key, in_doubt);
 }
 
 size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
@@ -127,15 +159,18 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
         uint32_t copies = place == KVA_NOT_FOUND ? 0 : kva_copies_get(table, place, plane);
         if (!copies) {
             column->counts.unknown_removals++;
+            kva_doubt_reported(index, column); /* it may have been one of those */
             continue;
         }
         column->counts.removed++;
+        if (table->marks[place] & KVA_DOUBT)
+            copies = 1; /* how many there were is in doubt as well: the last one may be gone */
         kva_copies_set(table, place, plane, copies - 1);
         if (copies > 1)
             continue;
         column->counts.resident--;
         if (table->marks[place] & KVA_KEYED)
-            kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+            kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
         leave(column, table, place);
         kva_handles_shrink(table, 8);
     }
@@ -179,7 +214,7 @@ static void forget_in_plane(kva_index *index, kva_column *column, kva_handles *t
     kva_copies_set(table, place, plane, 0);
     column->counts.resident--;
     if (table->marks[place] & KVA_KEYED)
-        kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+        kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
 }
 
 int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *table, uint32_t place,
@@ -219,6 +254,8 @@ void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *plan
 {
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         forget_in_table(index, column, &column->tables[i], planes);
+    if (planes[0])
+        kva_drop_reported(index, column);
 }
 
 static void forget_table(kva_index *index, kva_column *column, kva_handles *table)
@@ -230,12 +267,12 @@ static void forget_table(kva_index *index, kva_column *column, kva_handles *tabl
         if (!(mark & KVA_KEYED))
             continue;
         if (mark & KVA_COPIES)
-            kva_flat_discard(index->planes[0], table->keys[place], column->worker);
+            kva_unclaim(index, column, 0, table->keys[place], mark & KVA_DOUBT);
         if (!(mark & KVA_OTHERS))
             continue;
         for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
             if (kva_copies_get(table, place, plane))
-                kva_flat_discard(index->planes[plane], table->keys[place], column->worker);
+                kva_unclaim(index, column, plane, table->keys[place], mark & KVA_DOUBT);
     }
     kva_handles_free(table);
 }
@@ -244,6 +281,8 @@ void kva_column_forget_all(kva_index *index, kva_column *column)
 {
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         forget_table(index, column, &column->tables[i]);
+    kva_drop_reported(index, column);
     column->counts.resident = 0;
     column->counts.unkeyed = 0;
+    column->counts.doubted = 0;
 }

@@ -20,8 +20,9 @@ enum {
     KVA_KEYED = 0x40,  /* its block key is known */
     KVA_WAITED = 0x20, /* runs of unknown parent wait for its key */
     KVA_OTHERS = 0x10, /* the second table has copies of it */
-    KVA_COPIES = 0x0F, /* copies in the first plane; KVA_MANY: counted in the second table */
-    KVA_MANY = 0x0F
+    KVA_DOUBT = 0x08,  /* whether the worker still holds it is in doubt */
+    KVA_COPIES = 0x07, /* copies in the first plane; KVA_MANY: counted in the second table */
+    KVA_MANY = 0x07
 };
 
 typedef struct {

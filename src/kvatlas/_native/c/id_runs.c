@@ -65,11 +65,12 @@ __attribute__((target("ssse3"))) static inline __m128i bytes_behind(__m128i code
 /* From each place in 16 bytes: where the next id begins, then by doubling where the 2nd, 4th, 8th, 16th does, until the
    place lies outside, and how many ids are passed on the way. All that does not depend on where the first id begins, so
    the windows overlap in the processor; only two shuffles tie one to the next. */
-__attribute__((target("ssse3"))) static uint64_t skip_windows(const uint8_t **from, const uint8_t *end, uint64_t count)
+__attribute__((target("ssse3"))) static uint64_t skip_windows(const uint8_t **from, const uint8_t *end, uint64_t count,
+                                                                kva_ids_half *half)
 {
-    enum { WINDOW = 16, LONGEST_OUTSIDE = 4, NO_ID = 0x40 };
+    enum { WINDOW = 16, LONGEST_OUTSIDE = 4, NO_ID = 0x40, WORTH_HALVING = 64 };
     const uint8_t *at = *from;
-    uint64_t left = count;
+    uint64_t left = count, until = half && count >= WORTH_HALVING ? count / 2 : 0;
     __m128i entry = _mm_setzero_si128(); /* where in the window its first id begins; all bytes are the same */
     while (end - at >= WINDOW + LONGEST_OUTSIDE) {
         __m128i codes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)at), EACH(0xcc));
@@ -86,70 +87,105 @@ __attribute__((target("ssse3"))) static uint64_t skip_windows(const uint8_t **fr
         left -= ids;
         at += WINDOW;
         entry = _mm_shuffle_epi8(_mm_and_si128(next, EACH(0x0f)), entry);
+        if (until && left <= until) {
+            *half = (kva_ids_half){at + (_mm_cvtsi128_si32(entry) & 0x0f), count - left};
+            until = 0;
+        }
     }
     *from = at + (_mm_cvtsi128_si32(entry) & 0x0f);
     return count - left;
 }
 
-/* Four ids at a step, all of whose heads lie in 16 bytes. The fourth may end outside and is read by itself. */
-__attribute__((target("ssse3"))) static size_t read_fours(const uint8_t **from, const uint8_t *end, size_t count,
-                                                            uint64_t *words)
+enum { LONGEST_FOUR = 20 };
+
+/* Read four ids, all of whose heads lie in 16 bytes; the fourth may end outside and is read by itself. Returns how many
+   bytes they are, 0 when one of them is left to the portable function. */
+__attribute__((target("ssse3"))) static inline size_t read_four(const uint8_t *at, uint64_t *words)
 {
-    enum { LONGEST_FOUR = 20 };
     static const uint32_t value_bits[6] = {0, 0xff, 0xff, 0xffff, 0, 0xffffffff}; /* by the bytes of an id */
     const __m128i spread = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     const __m128i backward = _mm_set1_epi32((int)0xfcfdfeffu); /* -1, -2, -3, -4 */
-    const uint8_t *at = *from;
-    size_t left = count;
-    while (left >= 4 && end - at >= LONGEST_FOUR) {
-        __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
-        __m128i codes = _mm_xor_si128(bytes, EACH(0xcc));
-        __m128i behind = bytes_behind(codes);
-        __m128i second = _mm_add_epi8(_mm_add_epi8(PLACES, EACH(1)), behind);
-        __m128i third = _mm_shuffle_epi8(second, second);
-        __m128i fourth = _mm_shuffle_epi8(second, third);
-        __m128i fifth = _mm_shuffle_epi8(third, third);
-        size_t step = (size_t)_mm_cvtsi128_si32(fifth) & 0xff;
-        __m128i starts = _mm_unpacklo_epi16(_mm_unpacklo_epi8(PLACES, second), _mm_unpacklo_epi8(third, fourth));
-        __m128i ends = _mm_unpacklo_epi16(_mm_unpacklo_epi8(second, third), _mm_unpacklo_epi8(fourth, fifth));
-        __m128i others = _mm_cmpgt_epi8(_mm_shuffle_epi8(codes, starts), EACH(2));
-        if (_mm_movemask_epi8(others) & 0xf)
-            break;
-        __m128i value_bytes = _mm_max_epu8(_mm_shuffle_epi8(behind, starts), EACH(1)); /* a small one is its own head */
-        __m128i first_byte = _mm_shuffle_epi8(_mm_sub_epi8(ends, value_bytes), spread);
-        __m128i from_last = _mm_add_epi8(_mm_shuffle_epi8(ends, spread), backward);
-        __m128i outside = _mm_cmpgt_epi8(first_byte, from_last);
-        __m128i values = _mm_shuffle_epi8(bytes, _mm_or_si128(from_last, outside));
-        _mm_storeu_si128((__m128i *)(void *)words, _mm_unpacklo_epi32(values, _mm_setzero_si128()));
-        _mm_storeu_si128((__m128i *)(void *)(words + 2), _mm_unpackhi_epi32(values, _mm_setzero_si128()));
-        size_t fourth_start = ((size_t)_mm_cvtsi128_si32(starts) >> 24) & 0xff;
-        words[3] = kva_load32be(at + step - 4) & value_bits[step - fourth_start];
-        at += step;
-        words += 4;
-        left -= 4;
-    }
-    *from = at;
-    return count - left;
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
+    __m128i codes = _mm_xor_si128(bytes, EACH(0xcc));
+    __m128i behind = bytes_behind(codes);
+    /* From each place, where the id after the one there begins; then two, three and four further on. */
+    __m128i second = _mm_add_epi8(_mm_add_epi8(PLACES, EACH(1)), behind);
+    __m128i third = _mm_shuffle_epi8(second, second);
+    __m128i fourth = _mm_shuffle_epi8(second, third);
+    __m128i fifth = _mm_shuffle_epi8(third, third);
+    size_t step = (size_t)_mm_cvtsi128_si32(fifth) & 0xff;
+    __m128i starts = _mm_unpacklo_epi16(_mm_unpacklo_epi8(PLACES, second), _mm_unpacklo_epi8(third, fourth));
+    __m128i ends = _mm_unpacklo_epi16(_mm_unpacklo_epi8(second, third), _mm_unpacklo_epi8(fourth, fifth));
+    if (_mm_movemask_epi8(_mm_cmpgt_epi8(_mm_shuffle_epi8(codes, starts), EACH(2))) & 0xf)
+        return 0;
+    __m128i value_bytes = _mm_max_epu8(_mm_shuffle_epi8(behind, starts), EACH(1)); /* a small one is its own head */
+    __m128i first_byte = _mm_shuffle_epi8(_mm_sub_epi8(ends, value_bytes), spread);
+    __m128i from_last = _mm_add_epi8(_mm_shuffle_epi8(ends, spread), backward);
+    __m128i outside = _mm_cmpgt_epi8(first_byte, from_last);
+    __m128i values = _mm_shuffle_epi8(bytes, _mm_or_si128(from_last, outside));
+    _mm_storeu_si128((__m128i *)(void *)words, _mm_unpacklo_epi32(values, _mm_setzero_si128()));
+    _mm_storeu_si128((__m128i *)(void *)(words + 2), _mm_unpackhi_epi32(values, _mm_setzero_si128()));
+    size_t fourth_start = ((size_t)_mm_cvtsi128_si32(starts) >> 24) & 0xff;
+    words[3] = kva_load32be(at + step - 4) & value_bits[step - fourth_start];
+    return step;
+}
+
+typedef struct {
+    const uint8_t *at;
+    size_t left;
+    uint64_t *words;
+} part;
+
+__attribute__((target("ssse3"))) static inline int part_goes_on(part *p, const uint8_t *end)
+{
+    if (p->left < 4 || end - p->at < LONGEST_FOUR)
+        return 0;
+    size_t step = read_four(p->at, p->words);
+    p->at += step;
+    p->words += step ? 4 : 0;
+    p->left -= step ? 4 : 0;
+    return step != 0;
+}
+
+/* A step has to wait for the one before, but two parts do not wait for each other. */
+__attribute__((target("ssse3"))) static void read_parts(part *one, part *other, const uint8_t *end)
+{
+    part a = *one, b = *other; /* copies, that they stay in registers */
+    while (part_goes_on(&a, end) & part_goes_on(&b, end))
+        ;
+    while (part_goes_on(&a, end))
+        ;
+    while (part_goes_on(&b, end))
+        ;
+    *one = a, *other = b;
 }
 
 #endif
 
-uint64_t kva_ids_skip(const uint8_t **at, const uint8_t *end, uint64_t count)
+uint64_t kva_ids_skip(const uint8_t **at, const uint8_t *end, uint64_t count, kva_ids_half *half)
 {
     uint64_t done = 0;
+    if (half)
+        *half = (kva_ids_half){NULL, 0};
 #ifdef KVA_HAVE_SHUFFLES
     if (count >= 4 && __builtin_cpu_supports("ssse3"))
-        done = skip_windows(at, end, count);
+        done = skip_windows(at, end, count, half);
 #endif
     return done + kva_ids_skip_portable(at, end, count - done);
 }
 
-void kva_ids_read(const uint8_t *at, const uint8_t *end, size_t count, uint64_t *words)
+void kva_ids_read(const uint8_t *at, const uint8_t *end, size_t count, kva_ids_half half, uint64_t *words)
 {
-    size_t done = 0;
 #ifdef KVA_HAVE_SHUFFLES
-    if (count >= 4 && __builtin_cpu_supports("ssse3"))
-        done = read_fours(&at, end, count, words);
+    if (count >= 4 && __builtin_cpu_supports("ssse3")) {
+        size_t before = half.at ? (size_t)half.before : count;
+        part one = {at, before, words}, other = {half.at ? half.at : end, count - before, words + before};
+        read_parts(&one, &other, end);
+        kva_ids_read_portable(one.at, one.left, one.words);
+        kva_ids_read_portable(other.at, other.left, other.words);
+        return;
+    }
 #endif
-    kva_ids_read_portable(at, count - done, words + done);
+    (void)end, (void)half;
+    kva_ids_read_portable(at, count, words);
 }

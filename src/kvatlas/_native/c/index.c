@@ -21,6 +21,7 @@ static void free_column(kva_index *index, kva_column *column)
 {
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         kva_handles_free(&column->tables[i]);
+    kva_handles_free(&column->reported);
     index->columns[column->worker] = NULL;
     kva_give_back(&index->budget, column, sizeof *column);
 }
@@ -35,6 +36,9 @@ void kva_index_free(kva_index *index)
     for (uint32_t i = 0; i < index->plane_count; i++) {
         kva_flat_free(index->planes[i]);
         kva_give_back(&index->budget, index->planes[i], sizeof(kva_flat));
+        if (index->shadows[i])
+            kva_flat_free(index->shadows[i]);
+        kva_give_back(&index->budget, index->shadows[i], sizeof(kva_flat));
     }
     kva_sets_free(&index->sets);
     free(index);
@@ -52,6 +56,17 @@ uint32_t kva_index_add_plane(kva_index *index)
     return index->plane_count++;
 }
 
+kva_flat *kva_index_shadow(kva_index *index, uint32_t plane)
+{
+    if (!index->shadows[plane]) {
+        kva_flat *shadow = kva_take(&index->budget, sizeof *shadow);
+        if (shadow)
+            shadow->sets = &index->sets;
+        index->shadows[plane] = shadow;
+    }
+    return index->shadows[plane];
+}
+
 kva_column *kva_index_add_worker(kva_index *index, uint64_t root_key, int counting)
 {
     uint32_t worker = 0;
@@ -65,6 +80,7 @@ kva_column *kva_index_add_worker(kva_index *index, uint64_t root_key, int counti
     column->counting = counting;
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         column->tables[i].budget = &index->budget;
+    column->reported.budget = &index->budget;
     index->columns[worker] = column;
     if (index->worker_words < worker / 64 + 1)
         index->worker_words = worker / 64 + 1;

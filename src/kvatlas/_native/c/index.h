@@ -1,7 +1,10 @@
 /* The fleet index: workers' books over planes of residency, in one budget of memory.
 
    A plane is one KV cache group in one medium; plane 0 is the first group of the device. A worker is a small number, its
-   bit in every set. What is refused for want of memory is counted and leaves the index claiming less, never more. */
+   bit in every set. What is refused for want of memory is counted and leaves the index claiming less, never more.
+
+   What a worker held when its events were lost is in doubt: such claims stand in the shadow of their plane, where only
+   those find them who ask for doubted claims, too. */
 #ifndef KVA_INDEX_H
 #define KVA_INDEX_H
 
@@ -16,6 +19,7 @@ typedef struct {
     uint64_t refused;                            /* blocks not recorded, or not claimed, for want of memory */
     uint64_t forgotten;                          /* blocks given up to make room */
     int64_t resident, unkeyed;                   /* levels: (block, plane) pairs; blocks of unknown key */
+    int64_t doubted;                             /* level: blocks in doubt */
 } kva_counts;
 
 enum { KVA_MAX_NAME = 47, KVA_MAX_PROFILES = 16 };
@@ -40,6 +44,8 @@ typedef struct {
     int counting; /* whether a repeated store is one more copy */
     uint64_t root_key;
     kva_handles tables[KVA_TABLES];
+    kva_handles reported; /* block keys that the engine reported and no event named -> `stored` at that time */
+    uint32_t unsure;      /* whether all of `reported` is in doubt */
     kva_counts counts;
 } kva_column;
 
@@ -47,6 +53,7 @@ typedef struct {
     kva_budget budget;
     kva_sets sets;
     kva_flat *planes[KVA_MAX_PLANES];
+    kva_flat *shadows[KVA_MAX_PLANES]; /* NULL: nothing was ever in doubt there */
     kva_column *columns[KVA_MAX_WORKERS];
     uint32_t plane_count, worker_words; /* words of a row with a bit for every worker that ever was */
     uint64_t ticks;                     /* grows with stores and finds; a stamp is some of its upper bits */
@@ -95,6 +102,35 @@ int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *t
 /* Forget about `count` blocks, those without a key first, then those longest without use. Returns how many went. */
 size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count);
 
+/* Put all a worker holds in doubt. O(blocks of the worker). */
+void kva_column_doubt(kva_index *index, kva_column *column);
+
+/* Forget what is in doubt still; what was confirmed meanwhile stays. Returns how many blocks went. O(its blocks). */
+size_t kva_column_settle(kva_index *index, kva_column *column);
+
+/* The worker's engine says that it holds these blocks in plane 0: ends doubts; a block that no event named is claimed,
+   in doubt unless `certain`. Writes how many doubts ended and how many claims are new. */
+void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *keys, size_t count, int certain,
+                        size_t *ended, size_t *adopted);
+
+/* The engine does not hold these blocks: claims in doubt go. Returns how many. */
+size_t kva_column_refute(kva_index *index, kva_column *column, const uint64_t *keys, size_t count);
+
+/* Forget reported claims from when `stored` was below a bound. Returns how many. */
+size_t kva_column_expire_reported(kva_index *index, kva_column *column, uint64_t stored);
+
+/* 2: a worker holds a block in a plane; 1: that is in doubt; 0: it does not, as far as is known. */
+int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t key);
+
+/* A plane's shadow, made when it is first needed; NULL when there is no memory. */
+kva_flat *kva_index_shadow(kva_index *index, uint32_t plane);
+
+/* Used by books.c and doubt.c. */
+void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
+void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
+void kva_drop_reported(kva_index *index, kva_column *column);
+void kva_doubt_reported(kva_index *index, kva_column *column);
+
 /* A walk along a chain: which workers still hold every block. */
 typedef struct {
     uint32_t worker, blocks;
@@ -102,15 +138,16 @@ typedef struct {
 
 typedef struct {
     kva_index *index;
-    kva_flat *plane;
-    kva_hit *hits; /* room for every worker asked about */
+    kva_flat *plane, *shadow; /* shadow NULL: doubted claims do not count */
+    kva_hit *hits;            /* room for every worker asked about */
     size_t hit_count;
-    uint32_t blocks, set, words;
+    uint32_t blocks, set, shadow_set, words;
     uint64_t alive[KVA_WORKER_WORDS];
 } kva_walk;
 
-/* `asked`: a bit for each worker asked about, `words` words. */
-void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words, kva_hit *hits);
+/* `asked`: a bit for each worker asked about, `words` words. `doubted`: whether doubted claims count, too. */
+void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words, int doubted,
+                    kva_hit *hits);
 
 /* The next blocks of the chain. 0 when nobody holds them all any more: later blocks change nothing. */
 int kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count);

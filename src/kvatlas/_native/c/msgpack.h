@@ -71,6 +71,16 @@ static inline const uint8_t *kva_mp_read_count(const uint8_t *at, const uint8_t 
     return at;
 }
 
+/* The same, or nil. */
+static inline const uint8_t *kva_mp_read_optional_count(const uint8_t *at, const uint8_t *end, int *has,
+                                                        uint64_t *out)
+{
+    if (at < end && *at == KVA_MP_NIL)
+        return at + 1;
+    *has = 1;
+    return kva_mp_read_count(at, end, out);
+}
+
 /* A head with `width` bytes of argument behind it. */
 static inline const uint8_t *kva_mp_read_argument(const uint8_t *at, const uint8_t *end, size_t width, uint64_t *out)
 {
@@ -173,15 +183,20 @@ enum { KVA_MP_RUNS = 64, KVA_MP_RUN_MIN = 32 };
 typedef struct {
     const uint8_t *base;
     uint32_t count;
-    uint32_t first[KVA_MP_RUNS], end[KVA_MP_RUNS];
+    struct {
+        uint32_t first, end, half, before_half; /* half: 0 when not known */
+    } run[KVA_MP_RUNS];
 } kva_mp_runs;
 
-static inline void kva_mp_note_run(kva_mp_runs *runs, const uint8_t *first, const uint8_t *end)
+static inline void kva_mp_note_run(kva_mp_runs *runs, const uint8_t *first, const uint8_t *end,
+                                   kva_ids_half half)
 {
     if (runs->count == KVA_MP_RUNS || (uint64_t)(end - runs->base) > UINT32_MAX)
         return;
-    runs->first[runs->count] = (uint32_t)(first - runs->base);
-    runs->end[runs->count++] = (uint32_t)(end - runs->base);
+    runs->run[runs->count].first = (uint32_t)(first - runs->base);
+    runs->run[runs->count].end = (uint32_t)(end - runs->base);
+    runs->run[runs->count].half = half.at ? (uint32_t)(half.at - runs->base) : 0;
+    runs->run[runs->count++].before_half = (uint32_t)half.before;
 }
 
 /* Where `values` values from `at` on end. NULL when they are malformed, end early, or hold a container more than
@@ -218,9 +233,10 @@ static inline const uint8_t *kva_mp_skip(const uint8_t *at, const uint8_t *end, 
         const uint8_t *first = kva_mp_read_array(at, end, &inside);
         if (first) {
             const uint8_t *behind = first;
-            uint64_t ids = kva_ids_skip(&behind, end, inside);
+            kva_ids_half half;
+            uint64_t ids = kva_ids_skip(&behind, end, inside, runs ? &half : NULL);
             if (runs && ids == inside && ids >= KVA_MP_RUN_MIN)
-                kva_mp_note_run(runs, first, behind);
+                kva_mp_note_run(runs, first, behind, half);
             inside -= ids;
             first = behind;
         } else if ((first = kva_mp_read_map(at, end, &inside)) != NULL) {

@@ -2,14 +2,16 @@
 
 enum { AHEAD = 12 };
 
-void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words, kva_hit *hits)
+void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words, int doubted,
+                    kva_hit *hits)
 {
     walk->index = index;
     walk->plane = index->planes[plane];
+    walk->shadow = doubted ? index->shadows[plane] : NULL;
     walk->hits = hits;
     walk->hit_count = 0;
     walk->blocks = 0;
-    walk->set = KVA_NO_SET;
+    walk->set = walk->shadow_set = KVA_NO_SET;
     walk->words = index->worker_words;
     for (uint32_t i = 0; i < walk->words; i++)
         walk->alive[i] = i < words ? asked[i] : 0;
@@ -23,38 +25,47 @@ static void write_down(kva_walk *walk, uint32_t word, uint64_t bits)
     }
 }
 
-/* Keep those who are in a set. 0 when nobody is left. */
-static int keep(kva_walk *walk, uint32_t number)
+/* Keep those who are in one of two sets. 0 when nobody is left. */
+static int keep(kva_walk *walk, uint32_t number, uint32_t shadow_number)
 {
-    const kva_set *set = &walk->index->sets.sets[number];
+    const kva_set *set = &walk->index->sets.sets[number], *shadow = &walk->index->sets.sets[shadow_number];
     uint64_t left = 0;
     for (uint32_t i = 0; i < walk->words; i++) {
-        uint64_t gone = walk->alive[i] & ~kva_set_word(set, i);
+        uint64_t gone = walk->alive[i] & ~(kva_set_word(set, i) | kva_set_word(shadow, i));
         if (gone && walk->blocks)
             write_down(walk, i, gone);
         walk->alive[i] &= ~gone;
         left |= walk->alive[i];
     }
     walk->set = number;
+    walk->shadow_set = shadow_number;
     return left != 0;
+}
+
+/* One block. 0 when nobody holds the chain up to it. */
+static inline int step(kva_walk *walk, uint64_t key, uint32_t stamp)
+{
+    kva_slot *slot = kva_flat_slot(walk->plane, key);
+    kva_slot *shadow = walk->shadow ? kva_flat_slot(walk->shadow, key) : NULL;
+    uint32_t set = slot ? slot->set : KVA_EMPTY_SET, shadow_set = shadow ? shadow->set : KVA_EMPTY_SET;
+    if ((set != walk->set || shadow_set != walk->shadow_set) && !keep(walk, set, shadow_set))
+        return 0;
+    if (slot && slot->stamp != stamp)
+        slot->stamp = stamp;
+    walk->blocks++;
+    return 1;
 }
 
 int kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count)
 {
-    kva_flat *plane = walk->plane;
     uint32_t stamp = kva_index_stamp(walk->index);
     for (size_t i = 0; i < count && i < AHEAD; i++)
-        kva_flat_prefetch(plane, keys[i]);
+        kva_flat_prefetch(walk->plane, keys[i]);
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count)
-            kva_flat_prefetch(plane, keys[i + AHEAD]);
-        kva_slot *slot = kva_flat_slot(plane, keys[i]);
-        uint32_t set = slot ? slot->set : KVA_EMPTY_SET;
-        if (set != walk->set && !keep(walk, set))
+            kva_flat_prefetch(walk->plane, keys[i + AHEAD]);
+        if (!step(walk, keys[i], stamp))
             return 0;
-        if (slot->stamp != stamp)
-            slot->stamp = stamp;
-        walk->blocks++;
     }
     return 1;
 }

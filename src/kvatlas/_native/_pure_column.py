@@ -1,0 +1,46 @@
+"""What the Python core of the index remembers of one worker, and the shape of a batch that only the extension reads."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ["Column", "Entry", "NativeBatch"]
+
+
+class NativeBatch(Protocol):
+    """A batch that the extension reads from its bytes."""
+
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def event_count(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """One handle of one worker: its block key once known, its copies per plane, and whether somebody waits for it."""
+
+    block_key: int | None = None
+    copies: dict[int, int] = field(default_factory=dict)
+    waited: bool = False
+    in_doubt: bool = False
+
+
+@dataclass(slots=True)
+class Column:
+    name: str
+    root_key: int
+    counting: bool
+    entries: dict[int, Entry] = field(default_factory=dict)
+    stored: int = 0
+    removed: int = 0
+    unknown_removals: int = 0
+    forgotten: int = 0
+    resident: int = 0
+    unkeyed: int = 0
+    doubted: int = 0
+    reported: dict[int, int] = field(default_factory=dict)
+    """Block keys that the engine reported and no event named -> `stored` at that time."""
+    unsure: bool = False
+    """Whether all of `reported` is in doubt."""

@@ -1,0 +1,138 @@
+"""Doubts about one worker's claims: when they begin, what the engine's own words do to them, and when they end.
+
+A loss of events may hide removals, so all that was claimed before it is in doubt. It is so until an event announces a
+block anew, the engine reports a hit on it, or one turnover has passed: as many blocks stored as the pool holds. An LRU
+pool cannot have kept a block that long unless it was used, and a use shows in a report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvatlas._native import IndexCore
+
+__all__ = ["DoubtBook", "Healed", "Moment"]
+
+_STORED, _REMOVED, _UNKNOWN_REMOVALS, _RESIDENT, _DOUBTED = 0, 1, 2, 6, 8
+_LEAST_TURNOVER_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in a worker's history, to tell later whether something happened since.
+
+    Attributes:
+        epoch: changes with every life, clear and loss.
+        removals: blocks removed so far.
+        stores: blocks stored so far.
+    """
+
+    epoch: int
+    removals: int
+    stores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """What an engine's report changed.
+
+    Attributes:
+        confirmed_blocks: doubts that ended.
+        adopted_blocks: blocks that no event named and the engine holds.
+        refuted_blocks: doubted claims that were wrong.
+    """
+
+    confirmed_blocks: int = 0
+    adopted_blocks: int = 0
+    refuted_blocks: int = 0
+
+
+class DoubtBook:
+    """The doubts about one worker.
+
+    Attributes:
+        capacity_blocks: blocks in the engine's pool, where it is known; else what it held at the loss counts, which
+            ends doubts sooner and so claims less.
+        epoch: changes with every life, clear and loss.
+    """
+
+    __slots__ = ("_began_at", "_core", "_number", "_turnover_blocks", "capacity_blocks", "epoch")
+
+    def __init__(self, core: IndexCore, number: int) -> None:
+        self._core = core
+        self._number = number
+        self._began_at: int | None = None
+        self._turnover_blocks = 0
+        self.capacity_blocks: int | None = None
+        self.epoch = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a loss is less than one turnover ago."""
+        return self._began_at is not None
+
+    @property
+    def may_find(self) -> bool:
+        """Whether there may be doubted claims. Cost: O(1)."""
+        return self._began_at is not None or self._core.reported(self._number) > 0
+
+    @property
+    def doubted_blocks(self) -> int:
+        """Blocks in doubt now."""
+        return self._core.counts(self._number)[_DOUBTED]
+
+    def begin(self) -> None:
+        """Events are lost: all that is claimed is in doubt. Cost: O(blocks of the worker)."""
+        counts = self._core.counts(self._number)
+        self._turnover_blocks = max(self._turnover_blocks, counts[_RESIDENT], _LEAST_TURNOVER_BLOCKS)
+        self._began_at = counts[_STORED]
+        self.epoch += 1
+        self._core.doubt(self._number)
+
+    def end(self) -> None:
+        """The worker is known to be empty, or another life: nothing old is left to doubt."""
+        self._began_at = None
+        self._turnover_blocks = 0
+        self.epoch += 1
+
+    def settle(self) -> bool:
+        """End what one turnover ends. Call it after events were applied.
+
+        Returns:
+            Whether a loss was overcome just now.
+
+        Cost: O(1), and O(blocks of the worker) once in a turnover.
+        """
+        if not self.may_find:
+            return False
+        stored = self._core.counts(self._number)[_STORED]
+        turnover = self.capacity_blocks or self._turnover_blocks
+        if self._core.reported(self._number) and stored > turnover:
+            self._core.expire_reported(self._number, stored - turnover)
+        if self._began_at is None or stored - self._began_at < turnover:
+            return False
+        self._core.settle(self._number)
+        self._began_at = None
+        return True
+
+    def moment(self) -> Moment:
+        """Now."""
+        counts = self._core.counts(self._number)
+        return Moment(self.epoch, counts[_REMOVED] + counts[_UNKNOWN_REMOVALS], counts[_STORED])
+
+    def heal(self, block_keys: Sequence[int], cached_blocks: int, sent: Moment) -> Healed:
+        """Take an engine's count of cached blocks for its word.
+
+        Args:
+            block_keys: the prompt's chain, as far as it was claimed or is cached.
+            cached_blocks: how many of them the engine had when the request came.
+            sent: when it was sent. A report from before a loss or a clear says nothing any more; after removals since,
+                blocks that no event named are adopted in doubt only.
+        """
+        now = self.moment()
+        if sent.epoch != now.epoch:
+            return Healed()
+        self._turnover_blocks = max(self._turnover_blocks, self._core.counts(self._number)[_RESIDENT])
+        certain = sent.removals == now.removals
+        confirmed, adopted = self._core.confirm(self._number, block_keys[:cached_blocks], certain=certain)
+        refuted = self._core.refute(self._number, block_keys[cached_blocks:])
+        return Healed(confirmed, adopted, refuted)
