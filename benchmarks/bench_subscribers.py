@@ -127,7 +127,7 @@ async def end(subscribers, tasks) -> None:
 
 
 async def until_all_live(sinks) -> None:
-    while not all(sink.seconds_until_live for sink in sinks):
+    while not all(sink.seconds_until_live for sink in sinks):  # noqa: ASYNC110 - a benchmark may look
         await asyncio.sleep(0.01)
 
 
@@ -139,7 +139,10 @@ async def measure_idle(ports, settle_s: float, seconds: float) -> None:
     await asyncio.sleep(seconds)
     used = (time.process_time() - begun_s) / seconds
     asked = sum(s.counters.replays for s in subscribers) - replays
-    print(f"{len(ports)} subscribers, idle for {settle_s:g} s: {1000 * used:.2f} ms CPU per second, {asked / seconds:.1f} tail polls per second")
+    print(
+        f"{len(ports)} subscribers, idle for {settle_s:g} s: {1000 * used:.2f} ms CPU per second, "
+        f"{asked / seconds:.1f} tail polls per second"
+    )
     await end(subscribers, tasks)
 
 
@@ -151,7 +154,8 @@ async def measure_connect(ports) -> None:
     print(
         f"{len(ports)} subscribers at once: all live after {times[-1]:.2f} s (median {times[len(times) // 2]:.2f} s), "
         f"{time.process_time() - cpu_s:.2f} s CPU, {(open_files() - files) / len(ports):.1f} files and "
-        f"{(resident_bytes() - memory) / len(ports) / 1024:.0f} KiB each, {sum(s.batches for s in sinks)} batches applied"
+        f"{(resident_bytes() - memory) / len(ports) / 1024:.0f} KiB each, "
+        f"{sum(s.batches for s in sinks)} batches applied"
     )
     await end(subscribers, tasks)
 
@@ -174,7 +178,7 @@ async def measure_overload(ports, pipe, seconds: float) -> None:
     published, late_s = pipe.recv()
     print(
         f"a stream at 5 times its receiver ({rate} batches/s of {len(BATCH)} bytes for {seconds:g} s): "
-        f"publisher {1000 * late_s:.0f} ms late, {sink.batches - applied} of {published - 10} batches applied meanwhile, "
+        f"publisher {1000 * late_s:.0f} ms late, {sink.batches - applied} of {published - 10} batches applied, "
         f"{subscriber.counters.overflowed} dropped here, loss told after {first_doubt_s or 0:.2f} s, "
         f"memory +{(peak - memory) / 2**20:.1f} MiB at most"
     )

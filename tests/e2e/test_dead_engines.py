@@ -95,7 +95,8 @@ async def test_a_stream_that_is_silent_while_its_engine_works_is_stale(replay: b
     """The connection stands, blocks are stored by the counters, nothing comes, replay answers nothing: no credit."""
     engine, stream = Pages(), Stream()
     async with serving(engine):
-        async with fleet_of(configured(engine, stream, replay=replay), silent_stream_s=SILENT_S) as (fleet, index):
+        following = fleet_of(configured(engine, stream, replay=replay), silent_stream_s=SILENT_S)
+        async with following as (fleet, index):
             (worker,) = fleet.workers
             await until(lambda: worker.stream is not None and worker.stream.connections == 1, "connected")
             await asyncio.sleep(0.05)  # a subscription takes a moment to reach the publisher
@@ -118,7 +119,8 @@ async def test_the_tail_is_asked_for_before_a_stream_is_called_silent() -> None:
     """Batches that were published and not heard come by the poll that doubt sends: no alarm, nothing lost."""
     engine, stream = Pages(), Stream()
     async with serving(engine):
-        async with fleet_of(configured(engine, stream, replay=True), silent_stream_s=SILENT_S) as (fleet, index):
+        following = fleet_of(configured(engine, stream, replay=True), silent_stream_s=SILENT_S)
+        async with following as (fleet, index):
             (worker,) = fleet.workers
             await until(lambda: worker.trust.level is Trust.SYNCED, "synced")
             stream.store(1, heard=False)
@@ -131,7 +133,8 @@ async def test_traffic_that_stores_nothing_is_no_silence() -> None:
     """Decoding, cached prompts, prompts of less than a block: hundreds of them, and the stream stays believed."""
     engine, stream = Pages(), Stream()
     async with serving(engine):
-        async with fleet_of(configured(engine, stream, replay=True), silent_stream_s=0.05) as (fleet, _):
+        following = fleet_of(configured(engine, stream, replay=True), silent_stream_s=0.05)
+        async with following as (fleet, _):
             (worker,) = fleet.workers
             await until(lambda: worker.trust.level is Trust.SYNCED, "synced")
             end_s = time.monotonic() + 0.6
@@ -168,13 +171,18 @@ async def test_counters_that_go_back_are_another_life_where_no_start_time_is_tol
         stream.batches.clear()
         engine.computed = 10
         await until(lambda: hit(index, worker, 1) == 0, "forgotten")
+        assert worker.source is not None
+        assert worker.source.stats.lives == 2
     stream.close()
 
 
 async def test_a_restart_that_the_stream_told_is_not_told_twice() -> None:
     """What was learnt of the new life before the metrics showed it stays known, without replay too."""
     engine, old = Pages(), Stream()
-    async with serving(engine), fleet_of(configured(engine, old, replay=False), health_interval_s=0.3) as (fleet, index):
+    async with (
+        serving(engine),
+        fleet_of(configured(engine, old, replay=False), health_interval_s=0.3) as (fleet, index),
+    ):
         (worker,) = fleet.workers
         await until(lambda: worker.stream is not None and worker.stream.connections == 1, "connected")
         await asyncio.sleep(0.05)

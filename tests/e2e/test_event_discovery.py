@@ -44,6 +44,7 @@ async def test_a_simulated_engine_is_found_and_followed() -> None:
         assert engine.address is not None
         async with fleet_of(WorkerConfig(url=engine.address.base_url)) as (fleet, _):
             await until(lambda: fleet.workers[0].trust.level is Trust.SYNCED, "synced")
+            assert fleet.workers[0].events_at is not None
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -159,7 +160,11 @@ async def test_an_explicit_rank_takes_its_own_stream_and_another_is_refused_with
 @pytest.mark.parametrize(
     ("sources", "info", "says"),
     [
-        (None, None, "answered 404 and /server_info 404: the engine does not tell where its KV events are; give events="),
+        (
+            None,
+            None,
+            "answered 404 and /server_info 404: the engine does not tell where its KV events are; give events=",
+        ),
         ({}, None, "KV events are off in the engine: start it with --kv-events-config"),
         ({"0": {"enable_kv_cache_events": False}}, None, "KV events are off"),
         ({"0": {"enable_kv_cache_events": True, "publisher": "null", "endpoint": "tcp://*:1"}}, None, "are off"),
@@ -168,7 +173,11 @@ async def test_an_explicit_rank_takes_its_own_stream_and_another_is_refused_with
         ({"0": {"enable_kv_cache_events": True, "endpoint": "tcp://*:0"}}, None, "expected tcp://HOST:PORT"),
         (None, {"version": "1"}, "names no KV event stream: start the engine with --kv-events-config"),
         (None, {"kv_events_config": "{broken"}, "GET /server_info answered what cannot be used"),
-        (None, {"kv_events": {"endpoint_host": "*", "endpoint_port_base": 65_535, "dp_size": 0}}, "0 data-parallel ranks"),
+        (
+            None,
+            {"kv_events": {"endpoint_host": "*", "endpoint_port_base": 65_535, "dp_size": 0}},
+            "0 data-parallel ranks",
+        ),
     ],
 )
 async def test_an_engine_without_events_serves_and_the_reason_says_what_to_do(
@@ -259,6 +268,8 @@ async def test_a_stream_whose_ports_moved_is_found_although_nothing_else_tells_o
         engine.sources = {"0": new.source}
         await until(lambda: worker.events_at.events.endswith(f":{new.port}"), "moved")  # type: ignore[union-attr]
         await until(lambda: worker.trust.level is Trust.SYNCED, "synced again")
+        assert worker.events_at is not None
+        assert worker.events_at.replay == f"tcp://127.0.0.1:{new.replay_port}"
     new.close()
 
 
