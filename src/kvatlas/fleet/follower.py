@@ -60,7 +60,7 @@ class EventFollower:
         self._subscriber: ZmqEventSubscriber | None = None
         self._counters = StreamCounters()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ask_at_s = 0.0
+        self._asked_s = self._ask_at_s = 0.0
         self._ask_pause_s = _ASK_AGAIN_S
         self._has_left = False
         self._started_s: float | None = None
@@ -184,16 +184,17 @@ class EventFollower:
     # -- where the events are --
 
     def _ask_is_due(self) -> bool:
-        """Whether a stream that is not connected may have moved by now."""
+        """Whether a stream that is not connected may have moved by now, or a running engine may have other ranks."""
         connected = self._subscriber is not None and self._worker.trust.level in _CONNECTED
-        return not connected and self._clock.monotonic_s() >= self._ask_at_s
+        return self._clock.monotonic_s() >= (self._asked_s + _ASK_AGAIN_MAX_S if connected else self._ask_at_s)
 
     async def _discover(self, *, urgent: bool) -> bool:
         """Ask the engine and follow what it answers. Returns whether the worker is still one of the fleet."""
         if self._discovery is None:
             return True
         self._ask_pause_s = _ASK_AGAIN_S if urgent else min(2 * self._ask_pause_s, _ASK_AGAIN_MAX_S)
-        self._ask_at_s = self._clock.monotonic_s() + self._ask_pause_s
+        self._asked_s = self._clock.monotonic_s()
+        self._ask_at_s = self._asked_s + self._ask_pause_s
         try:
             sources = await self._discovery.ask(self._worker.base_url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
