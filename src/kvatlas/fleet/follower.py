@@ -78,7 +78,8 @@ class EventFollower:
         elif self._discovery is None:
             self._unfollow("no event stream is configured and discover_events is off: give events=tcp://HOST:PORT")
         else:
-            self._unfollow("the engine has not been asked yet where its KV events are")
+            reason = "the engine has not been asked yet where its KV events are"
+            self._worker.trust.become(Trust.NONE, reason, self._clock.monotonic_s())
 
     async def after_check(self, recovered: bool) -> bool:  # noqa: FBT001 - the health monitor's callback
         """The engine has just answered. Returns whether the worker is still one of the fleet.
