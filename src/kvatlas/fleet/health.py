@@ -54,6 +54,7 @@ class HealthMonitor:
 
     Args:
         on_block_size: told the engine's block size when its metrics name it.
+        on_pool_blocks: told how many blocks its pool holds, likewise.
         on_alive: called when an engine answered, with whether it had not before; before it gets traffic again. Its
             answer says whether the worker is still one.
         failures: checks that must fail in a row before a worker that was healthy gets no traffic.
@@ -69,6 +70,7 @@ class HealthMonitor:
         timeout_s: float,
         failures: int,
         on_block_size: Callable[[str, int], None],
+        on_pool_blocks: Callable[[str, int], None],
         on_alive: Callable[[bool], Awaitable[bool]],
     ) -> None:
         self._worker = worker
@@ -78,6 +80,7 @@ class HealthMonitor:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._failures = failures
         self._on_block_size = on_block_size
+        self._on_pool_blocks = on_pool_blocks
         self._on_alive = on_alive
         self.first_check = asyncio.Event()
         """Set when the first check is over, whatever it brought."""
@@ -178,6 +181,8 @@ class HealthMonitor:
         self._reckon_foreign()
         if block_size is not None:
             self._on_block_size(self._worker.worker_id, block_size)
+        if self._worker.gauges.num_blocks:
+            self._on_pool_blocks(self._worker.worker_id, self._worker.gauges.num_blocks)
 
     def _reckon_foreign(self) -> None:
         """Requests of others: what the engine counts beyond ours. Two scrapes must agree, since ours come and go."""
