@@ -201,7 +201,7 @@ class ReplayServer:
             self._turn_soon()
         elif self._answers:
             self._timer = self._loop.call_later(_WAIT_S, self._timed_turn)
-        elif self._router.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # the descriptor tells only of changes
+        elif self._router.poll(0):  # the descriptor tells only of changes
             self._turn_soon()
 
     def _take_questions(self) -> int:

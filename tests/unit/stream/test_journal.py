@@ -153,7 +153,7 @@ def test_a_damaged_header_and_a_newer_format_are_refused(tmp_path):
 def test_another_streams_journal_is_refused(tmp_path):
     """Two engines' streams never mix in one folder."""
     filled(tmp_path, [b"x"])
-    with pytest.raises(ConfigError, match="holds the journal of tcp://127.0.0.1:5557, not of tcp://other:1"):
+    with pytest.raises(ConfigError, match=r"holds the journal of tcp://127\.0\.0\.1:5557, not of tcp://other:1"):
         Journal(tmp_path, "tcp://other:1")
     with opened(tmp_path) as journal:
         assert content(journal) == [(0, 0, b"x")]
