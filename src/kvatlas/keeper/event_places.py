@@ -84,8 +84,8 @@ def part_of(event: BlockStored, numbers: Sequence[int]) -> BlockStored:
     hashes = [event.block_hashes[number] for number in numbers]
     extras = None if event.extra_keys is None else [_extra(event, number) for number in numbers]
     tokens = event.token_ids
-    if len(hashes) * event.block_size == len(tokens) and not is_sliceable(event):
-        tokens = ()
+    if event.block_size and len(hashes) * event.block_size == len(tokens) and not is_sliceable(event):
+        tokens = []
     return msgspec.structs.replace(event, block_hashes=hashes, extra_keys=extras, token_ids=tokens)
 
 
