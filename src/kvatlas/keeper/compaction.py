@@ -5,9 +5,10 @@ resident: which kinds of groups the engine has (a group without blocks matters, 
 gone but that resident ones hang from, each stored and removed again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kvatlas.errors import IndexStateError
 from kvatlas.events import BlockHandle, BlockRemoved, BlockStored, Event, EventBatch, encode_batch
 from kvatlas.keeper.event_places import EventReader, Run, part_of
 from kvatlas.keeper.residency import Block, CopyCounting, Residency, is_sliceable
@@ -33,18 +34,26 @@ def empty_batch(ts: float, rank: int | None) -> bytes:
     return encode_batch(EventBatch(ts, [], rank))
 
 
-def read_residency(extents: Sequence[Extent], next_seq: int, counting: CopyCounting = CopyCounting.COUNT) -> Residency:
+def read_residency(
+    extents: Sequence[Extent],
+    next_seq: int,
+    counting: CopyCounting = CopyCounting.COUNT,
+    *,
+    is_called_off: Callable[[], bool] = lambda: False,
+) -> Residency:
     """What the batches of a journal below `next_seq` left resident. Missing numbers make it lossy.
 
     Cost: about 10 us a batch and 2 us a block.
 
     Raises:
         OSError: a file cannot be read.
+        IndexStateError: it was called off.
     """
     residency = Residency(counting)
     expected = 0
     for number, extent in enumerate(extents):
         for record in read_extent(extent):
+            _go_on_unless(is_called_off)
             if record.seq != expected:
                 residency.lost()
             expected = record.seq + 1
@@ -54,24 +63,33 @@ def read_residency(extents: Sequence[Extent], next_seq: int, counting: CopyCount
     return residency
 
 
-def compact(extents: Sequence[Extent], next_seq: int, target: Segment, counting: CopyCounting) -> Compaction:
+def compact(
+    extents: Sequence[Extent],
+    next_seq: int,
+    target: Segment,
+    counting: CopyCounting,
+    *,
+    is_called_off: Callable[[], bool] = lambda: False,
+) -> Compaction:
     """Write the resident blocks of a journal to the first segment of its next life, numbers from 0.
 
     A loss shows as a missing number behind the blocks, before an empty batch. May run on a thread of its own.
 
     Raises:
         OSError: a file cannot be read or written.
-        IndexStateError: a file is damaged.
+        IndexStateError: a file is damaged, or it was called off.
     """
-    residency = read_residency(extents, next_seq, counting)
+    residency = read_residency(extents, next_seq, counting, is_called_off=is_called_off)
     seq = 0
     with EventReader([extent.path for extent in extents]) as reader:
         for events in _in_batches(resident_events(residency, reader)):
+            _go_on_unless(is_called_off)
             target.append(seq, NO_ENGINE_SEQ, encode_batch(EventBatch(residency.ts, events, residency.rank)))
             seq += 1
     if residency.is_lossy:
         target.append(seq + 1, NO_ENGINE_SEQ, empty_batch(residency.ts, residency.rank))
         seq += 1
+    target.sync()
     return Compaction(seq, len(residency.blocks), residency.is_lossy)
 
 
@@ -82,6 +100,11 @@ def resident_events(residency: Residency, reader: EventReader) -> Iterator[Event
     yield from _runs(reader, [(block.content, 1) for block in chain if block.content is not None])
     yield from _further_copies(residency, reader, chain)
     yield from _take_back(chain, reader)
+
+
+def _go_on_unless(is_called_off: Callable[[], bool]) -> None:
+    if is_called_off():
+        raise IndexStateError("the compaction was called off")
 
 
 def _in_batches(events: Iterator[Event]) -> Iterator[list[Event]]:

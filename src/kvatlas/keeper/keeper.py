@@ -11,13 +11,15 @@ stream.
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from kvatlas.clock import Clock
-from kvatlas.errors import ConfigError, IndexStateError
+from kvatlas.errors import ConfigError
 from kvatlas.events import SequenceTracker, decode_batch
 from kvatlas.keeper.compaction import Compaction, compact, empty_batch
 from kvatlas.keeper.residency import CopyCounting
@@ -73,12 +75,13 @@ class KeeperCounters(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Compacting:
-    """A compaction under way: its file, and the newest number that it covers or that is copied behind it."""
+    """A compaction under way: its file, and the first number that is copied behind it."""
 
     target: Segment
     life: int
     first_copied: int
-    task: "asyncio.Task[Compaction]" = field(repr=False)
+    called_off: threading.Event
+    task: "asyncio.Task[Compaction]"
 
 
 class Keeper:
@@ -160,6 +163,8 @@ class Keeper:
         """The engine started anew: so does the keeper."""
         _log.warning("new life: %s", reason)
         self.counters.engine_lives += 1
+        if self._compacting is not None:
+            self._compacting.called_off.set()
         self._write(self._journal.begin_life)
         self._last_engine_seq = -1
         self._threshold_bytes = self._config.max_bytes
@@ -277,15 +282,18 @@ class Keeper:
             self._compaction_failed(error)
             return False
         extents = self._journal.extents_before_last()
-        task = asyncio.create_task(asyncio.to_thread(compact, extents, last.seq, target, self._config.counting))
+        called_off = threading.Event()
+        work = partial(compact, extents, last.seq, target, self._config.counting, is_called_off=called_off.is_set)
+        task = asyncio.create_task(asyncio.to_thread(work))
         task.add_done_callback(lambda _: self._look_after_size())
-        self._compacting = _Compacting(target, self._journal.life, last.seq, task)
+        self._compacting = _Compacting(target, self._journal.life, last.seq, called_off, task)
         return True
 
     def _finish_compaction(self, compacting: _Compacting) -> None:
         self._compacting = None
         target = compacting.target
         if self._journal.life != compacting.life or self._failure is not None:
+            compacting.task.exception()
             target.remove()
             return
         before = self._journal.size_bytes
@@ -293,7 +301,7 @@ class Keeper:
             done = compacting.task.result()
             self._copy_newer(compacting.first_copied, target)
             self._journal.adopt(target)
-        except (OSError, IndexStateError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever went wrong in it, the stream goes on
             target.remove()
             self._compaction_failed(error)
             return
@@ -314,11 +322,12 @@ class Keeper:
     def _compaction_failed(self, error: Exception) -> None:
         self.counters.failed_compactions += 1
         self._threshold_bytes = _MIN_GROWTH * self._journal.size_bytes
-        _log.error("compaction failed, the journal grows on: %s", error)
+        _log.error("compaction failed, the journal grows on: %r", error)
 
     async def _abandon_compaction(self) -> None:
         compacting, self._compacting = self._compacting, None
         if compacting is not None:
+            compacting.called_off.set()
             with contextlib.suppress(Exception):
                 await compacting.task
             compacting.target.remove()
