@@ -108,6 +108,7 @@ def bench_stream(count):
             ready = json.loads(text)
             while not status_of(ready)["serving"]:
                 time.sleep(0.05)
+            memory_mb = rss_mb(keeper.pid)
             cpu, began = cpu_s(keeper.pid), time.monotonic()
             for batch in prepared:
                 publisher.publish(batch)
@@ -120,7 +121,7 @@ def bench_stream(count):
             asyncio.run(replay_all(ready, count))
             took, used = time.monotonic() - began, cpu_s(keeper.pid) - cpu
             print(f"replay of all of them: {count / took:.0f}/s, {1e6 * used / count:.1f} us of its processor each")
-            print(f"resident memory of the keeper: {rss_mb(keeper.pid):.0f} MB")
+            print(f"resident memory of the keeper: {memory_mb:.0f} MB before, {rss_mb(keeper.pid):.0f} MB after")
             keeper.terminate()
 
 

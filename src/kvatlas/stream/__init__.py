@@ -1,4 +1,4 @@
-"""The event stream over ZMQ: publish it, follow it, read recordings of it. ZMQ lives in this room only.
+"""The event stream over ZMQ: publish it, follow it, journal it, read recordings of it. ZMQ lives in this room only.
 
 What a batch means is not known here: payloads go to an `EventSink` undecoded, and the order is `kvatlas.events`'
 affair.

@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import threading
 
 import pytest
 
 from kvatlas.clock import ManualClock
-from kvatlas.errors import ConfigError
+from kvatlas.errors import ConfigError, IndexStateError
 from kvatlas.events import BlockRemoved, BlockStored, EventBatch, decode_batch, encode_batch
 from kvatlas.keeper import Keeper, KeeperConfig
+from kvatlas.keeper import keeper as keeper_module
 from kvatlas.stream import Journal, ReplayServerConfig, SubscriberConfig
 
 SIZE = 4
@@ -239,3 +241,30 @@ async def test_a_journal_that_cannot_be_written_ends_the_keeper(keeper, journal,
         await running
     assert keeper.server.counters.published == 0
     assert numbers(journal) == []
+
+
+@pytest.mark.asyncio
+async def test_the_end_does_not_wait_for_a_compaction(keeper, journal, tmp_path, monkeypatch):
+    """It is called off, its file goes, and the journal is as it was."""
+    for seq in range(3):
+        keeper.on_batch(seq, batch(seq))
+    begun, called_off = threading.Event(), []
+
+    def endless(*_, is_called_off):
+        begun.set()
+        while not is_called_off():
+            threading.Event().wait(0.001)
+        called_off.append(True)
+        raise IndexStateError("called off")
+
+    monkeypatch.setattr(keeper_module, "compact", endless)
+    running = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0)
+    assert keeper.start_compaction()
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    keeper.close()
+    await running
+    assert called_off == [True]
+    assert not list(tmp_path.glob("*.tmp"))
+    assert numbers(journal) == [(0, 0), (1, 1), (2, 2)]
