@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 
 import pytest
 
@@ -211,6 +212,47 @@ async def test_a_keeper_killed_in_the_middle_goes_on_and_its_consumer_ends_right
                 assert folder.exists()
     finally:
         engine.close()
+
+
+@pytest.mark.asyncio
+async def test_kills_at_any_moment_of_a_running_stream_lose_nothing(tmp_path):
+    """Killed four times while batches flow and compactions run: the consumer ends right, and was never told of a gap."""
+    engine = Engine(buffer_steps=5_000)
+    stop = asyncio.Event()
+
+    async def flow():
+        for text in itertools.count(1):
+            if stop.is_set():
+                return
+            engine.work(text % 60 + 60 * (text // 600))
+            if text % 60 == 59:
+                for old in [each for each, tokens in engine.resident.items() if tokens]:
+                    engine.publish(BlockRemoved([10 * old + block for block in range(3) for _ in range(9)], "GPU"))
+                    engine.resident[old] = 0
+            await asyncio.sleep(0.003)
+
+    flowing = asyncio.create_task(flow())
+    folder, ports, consumer = tmp_path / "data", {}, None
+    try:
+        for wait_s in (0.7, 1.2, 0.9, 1.4, 1.0):
+            with keeping(engine, folder, "--max-bytes", "60000", **ports) as keeper:
+                ports = {"publish": keeper.ready["publish"], "serve_replay": keeper.ready["replay"]}
+                consumer = consumer or Consumer(keeper.ready)
+                await asyncio.sleep(wait_s)
+                if wait_s == 1.0:
+                    stop.set()
+                    await flowing
+                    await until(partial(consumer.knows, engine), "the consumer to know everything")
+                    assert consumer.source.stats.gaps == 0
+                    assert keeper.status["life"] > 1  # compactions there were
+                keeper.end(signal.SIGKILL)
+    finally:
+        stop.set()
+        await flowing
+        engine.close()
+        if consumer is not None:
+            consumer.subscriber.close()
+            await consumer.task
 
 
 @pytest.mark.asyncio
