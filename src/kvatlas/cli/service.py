@@ -49,7 +49,7 @@ class Service:
         if config.full_report_share and any(worker.copy_mode != "set" for worker in config.workers):
             raise ConfigError(
                 f"full_report_share is {config.full_report_share}, but not every worker has copy_mode=set: a report "
-                "would count as further copies there. Give copy_mode=set with each worker, or leave full_report_share out"
+                "would count as further copies there. Give copy_mode=set with each worker, or leave the share out"
             )
         self._config = config
         self._clock = SystemClock()
