@@ -5,6 +5,7 @@
 #include "bytes.h"
 #include "cbor.h"
 #include "chain.h"
+#include "dump_checks.h"
 #include "fnv1a.h"
 #include "xxh3.h"
 #include "xxh64.h"
@@ -226,6 +227,7 @@ int main(void)
     check_chains();
     check_refusals();
     check_batches(expect);
+    check_dumps(expect);
     if (failures)
         fprintf(stderr, "%d checks failed\n", failures);
     else
