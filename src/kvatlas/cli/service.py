@@ -127,8 +127,9 @@ class Service:
 
     def _log_workers(self) -> None:
         for worker in self._fleet.workers:
-            events = worker.config.events or "no, routed by load alone"
-            replay = f", replay {worker.config.replay}" if worker.config.replay else ""
+            at = worker.events_at
+            events = at.events if at else "no, routed by load alone"
+            replay = f", replay {at.replay}" if at and at.replay else ""
             health = "healthy" if worker.healthy else "not healthy yet"
             _log.info(
                 "worker %s: %s, events %s%s, %s: %s",

@@ -4,22 +4,27 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
 
 from kvatlas.clock import Clock
 from kvatlas.fleet.failures import describe_failure
+from kvatlas.fleet.silence import TrafficCount
 from kvatlas.fleet.worker import EngineGauges, Worker
 
 __all__ = ["HealthMonitor", "parse_gauges"]
 
 _log = logging.getLogger(__name__)
-_SAMPLE = re.compile(r"^(vllm:[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+|NaN)$")
+_SAMPLE = re.compile(r"^(vllm:[a-z_]+|process_start_time_seconds)(?:\{(.*)\})? ([0-9.eE+-]+|NaN)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MAX_METRICS_BYTES = 8 * 1024 * 1024
+# A healthy engine that failed a check is looked at again this much sooner.
+_HASTE = 4
+_COMPUTED = "vllm:prompt_tokens_by_source_total"
 
 
 class _ModelCard(msgspec.Struct):
@@ -36,6 +41,8 @@ class HealthMonitor:
 
     Args:
         on_block_size: told the engine's block size when its metrics name it.
+        on_alive: called when an engine answered, with whether it had not before; before it gets traffic again. Its
+            answer says whether the worker is still one.
         failures: checks that must fail in a row before a worker that was healthy gets no traffic.
     """
 
@@ -49,6 +56,7 @@ class HealthMonitor:
         timeout_s: float,
         failures: int,
         on_block_size: Callable[[str, int], None],
+        on_alive: Callable[[bool], Awaitable[bool]],
     ) -> None:
         self._worker = worker
         self._session = session
@@ -57,6 +65,9 @@ class HealthMonitor:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._failures = failures
         self._on_block_size = on_block_size
+        self._on_alive = on_alive
+        self.first_check = asyncio.Event()
+        """Set when the first check is over, whatever it brought."""
         self._soon = asyncio.Event()
         self._foreign = (0, 0)
 
@@ -67,9 +78,15 @@ class HealthMonitor:
                 await self.check()
             except Exception as error:  # noqa: BLE001 - whatever an engine answers, its health is looked at again
                 self._failed(f"the check itself failed: {error!r}")
+            self.first_check.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), self._interval_s)
+                await asyncio.wait_for(self._soon.wait(), self._pause_s())
             self._soon.clear()
+
+    def _pause_s(self) -> float:
+        """Until the next check: spread, so that a large fleet is not asked all at once; short while one is in doubt."""
+        pause_s = self._interval_s * random.uniform(0.9, 1.0)
+        return pause_s / _HASTE if self._worker.healthy and self._worker.failed_checks else pause_s
 
     def check_soon(self) -> None:
         """Ask for a check now, e.g. because a connection to the engine has just failed."""
@@ -88,6 +105,8 @@ class HealthMonitor:
             return
         worker.health_reason = "GET /health answered 200"
         await self._look_around()
+        if not await self._on_alive(not worker.healthy):
+            return
         if not worker.healthy:
             models = ", ".join(worker.models) or "unknown models"
             _log.info("worker %s: healthy, serves %s", worker.worker_id, models)
@@ -168,6 +187,7 @@ def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:
     """
     totals: dict[str, float] = {}
     block_size: int | None = None
+    caches_prefixes = True
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
         if sample is None:
@@ -179,12 +199,27 @@ def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:
         if name == "vllm:cache_config_info":
             block_size = _whole(labels.get("block_size"))
             gauges.num_blocks = _whole(labels.get("num_gpu_blocks"))
-        else:
+            caches_prefixes = labels.get("enable_prefix_caching") != "False"
+        elif name != _COMPUTED or labels.get("source") == "local_compute":
             totals[name] = totals.get(name, 0.0) + _finite(value)
     gauges.running_requests = int(totals.get("vllm:num_requests_running", 0))
     gauges.waiting_requests = int(totals.get("vllm:num_requests_waiting", 0))
     gauges.kv_usage = totals.get("vllm:kv_cache_usage_perc", totals.get("vllm:gpu_cache_usage_perc", 0.0))
+    gauges.started_s = totals.get("process_start_time_seconds")
+    gauges.traffic = _traffic_in(totals, gauges.running_requests) if caches_prefixes else None
     return block_size
+
+
+def _traffic_in(totals: dict[str, float], running_requests: int) -> TrafficCount | None:
+    """What was computed: told as such by new releases, lookups less hits by older ones."""
+    computed = totals.get(_COMPUTED)
+    queries, hits = totals.get("vllm:prefix_cache_queries_total"), totals.get("vllm:prefix_cache_hits_total")
+    if computed is None and queries is not None and hits is not None:
+        computed = queries - hits
+    ended = totals.get("vllm:request_success_total")
+    if computed is None or ended is None:
+        return None
+    return TrafficCount(computed, ended, running_requests)
 
 
 def _finite(text: str) -> float:

@@ -25,11 +25,28 @@ void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t ke
     }
 }
 
+/* Without memory for the set of those who stay, the block is given up for them, too, and counted: a claim too few, and
+   they are told. */
+void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key)
+{
+    if (kva_flat_discard(flat, key, column->worker))
+        return;
+    kva_slot *slot = kva_flat_slot(flat, key);
+    const kva_set *set = &index->sets.sets[slot->set];
+    for (uint32_t i = 0; i < set->length; i++)
+        for (uint64_t bits = kva_set_words(set)[i]; bits; bits &= bits - 1) {
+            uint32_t worker = (set->first + i) * 64 + (uint32_t)__builtin_ctzll(bits);
+            if (worker != column->worker)
+                index->columns[worker]->counts.refused++;
+        }
+    kva_flat_drop(flat, slot);
+}
+
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt)
 {
-    kva_flat_discard(index->planes[plane], key, column->worker);
+    kva_take_claim(index, column, index->planes[plane], key);
     if (in_doubt && index->shadows[plane])
-        kva_flat_discard(index->shadows[plane], key, column->worker);
+        kva_take_claim(index, column, index->shadows[plane], key);
 }
 
 static void drop_if_idle(kva_handles *table, uint32_t place)

@@ -96,8 +96,9 @@ int kva_handles_reserve(kva_handles *table, uint32_t count)
 
 void kva_handles_shrink(kva_handles *table, uint32_t sparse)
 {
-    if (table->count < table->capacity / sparse && table->capacity > 2 * FIRST_ENTRIES)
-        resize(table, table->count + table->count / 4 + FIRST_ENTRIES); /* without memory it stays as it is */
+    uint32_t capacity = table->count + table->count / 4 + FIRST_ENTRIES;
+    if (table->count < table->capacity / sparse && table->capacity > 2 * FIRST_ENTRIES && capacity < table->capacity)
+        resize(table, capacity); /* without memory it stays as it is */
 }
 
 /* The second table */

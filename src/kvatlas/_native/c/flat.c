@@ -102,27 +102,30 @@ static void erase(kva_segment *segment, uint32_t hole)
     segment->slots[hole].set = KVA_EMPTY_SET;
 }
 
-void kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker)
+void kva_flat_drop(kva_flat *flat, kva_slot *slot)
 {
-    kva_slot *slot = kva_flat_slot(flat, key);
-    if (!slot)
-        return;
-    uint32_t set = kva_set_without(flat->sets, slot->set, worker);
-    if (set == KVA_NO_SET) { /* no memory for the smaller set: give the whole block up, which claims less */
-        set = KVA_EMPTY_SET;
-    }
-    if (set != KVA_EMPTY_SET) {
-        if (set != slot->set)
-            name_set(flat, slot, set);
-        return;
-    }
-    kva_segment *segment = kva_segment_of(flat, key);
+    kva_segment *segment = kva_segment_of(flat, slot->key);
     kva_set_release(flat->sets, slot->set);
     erase(segment, (uint32_t)(slot - segment->slots));
     segment->count--;
     flat->count--;
     if (segment->count < segment->capacity / 4 && segment->capacity > 2 * FIRST_SLOTS)
         resize(flat, segment, segment->capacity / 2); /* without memory it stays as it is */
+}
+
+int kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker)
+{
+    kva_slot *slot = kva_flat_slot(flat, key);
+    if (!slot)
+        return 1;
+    uint32_t set = kva_set_without(flat->sets, slot->set, worker);
+    if (set == KVA_NO_SET)
+        return 0;
+    if (set == KVA_EMPTY_SET)
+        kva_flat_drop(flat, slot);
+    else if (set != slot->set)
+        name_set(flat, slot, set);
+    return 1;
 }
 
 void kva_flat_free(kva_flat *flat)

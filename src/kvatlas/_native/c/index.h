@@ -127,6 +127,7 @@ kva_flat *kva_index_shadow(kva_index *index, uint32_t plane);
 
 /* Used by books.c and doubt.c. */
 void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
+void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key);
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
 void kva_drop_reported(kva_index *index, kva_column *column);
 void kva_doubt_reported(kva_index *index, kva_column *column);
