@@ -53,7 +53,9 @@ class DumpingState(DoubtingState):
         column = self._column(worker)
         blocks = [(number, entry) for number, entry in column.entries.items() if entry.copies]
         others = b"".join(
-            _OTHER.pack(position, min(copies, MAX_U32), plane, self._claim_in_doubt(worker, entry, plane) if plane else 0)
+            _OTHER.pack(
+                position, min(copies, MAX_U32), plane, self._claim_in_doubt(worker, entry, plane) if plane else 0
+            )
             for position, (_, entry) in enumerate(blocks)
             for plane, copies in sorted(entry.copies.items())
             if plane or copies >= _COPIES
@@ -108,7 +110,7 @@ class DumpingState(DoubtingState):
         claims = parts[6]
         if any(claim > _CLAIMED for claim in claims):
             raise dump_refused(DUMP_ENTRY)
-        blocks = _read_blocks(*parts[:4], planes)
+        blocks = _read_blocks(parts[0], parts[1], parts[2], parts[3], planes)
         keys = _from_words(parts[4])
         if len({block.number for block in blocks}) != entries or len(set(keys)) != reported:
             raise dump_refused(DUMP_TWICE)
@@ -173,9 +175,7 @@ def _split(data: bytes, entries: int, others: int, reported: int) -> list[bytes]
     return parts
 
 
-def _read_blocks(
-    handles: bytes, keys: bytes, marks: bytes, others: bytes, planes: Sequence[int]
-) -> list[_Block]:
+def _read_blocks(handles: bytes, keys: bytes, marks: bytes, others: bytes, planes: Sequence[int]) -> list[_Block]:
     blocks = []
     elsewhere = list(_OTHER.iter_unpack(others))
     following = 0

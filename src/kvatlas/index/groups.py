@@ -55,7 +55,9 @@ class GroupBook:
 
     def state(self) -> tuple[GroupState, ...]:
         """What a snapshot keeps of the groups, beside `unit_tokens`."""
-        return tuple(GroupState(each.group_id, each.kind, each.window_tokens, each.block_size) for each in self.profiles)
+        return tuple(
+            GroupState(each.group_id, each.kind, each.window_tokens, each.block_size) for each in self.profiles
+        )
 
     def restore(self, groups: tuple[GroupState, ...], unit_tokens: int | None) -> None:
         """Go on as a snapshot says."""

@@ -1,16 +1,16 @@
-"""The fleet index as bytes: what a restarted router, or a new one, starts from.
+r"""The fleet index as bytes: what a restarted router, or a new one, starts from.
 
 Here: the form of a snapshot, written and read a worker at a time. Not here: files, sockets, and whether what a snapshot
 says is still true: `kvatlas.fleet` has it proven by the engines.
 
 Form, all integers little-endian::
 
-    "KVATLAS\\x1a"  u32 version
+    "KVATLAS\x1a"  u32 version
     sections: u32 kind, u32 zero, u64 length, u64 checksum, then `length` bytes
 
 One HEAD; for each worker one WORKER (MessagePack of `WorkerState`) and one BLOCKS (the core's dump, `c/dump.c`); one
-END. A section's checksum is XXH3-64 of its bytes, seeded with its kind and its number, so that sections of two snapshots
-cannot be mixed. All is checked before anything is used: a snapshot loads whole, or not at all.
+END. A section's checksum is XXH3-64 of its bytes, seeded with its kind and its number, so that sections cannot change
+places. All is checked before anything is used: a snapshot loads whole, or not at all.
 """
 
 import struct
@@ -24,12 +24,21 @@ from kvatlas.errors import IndexStateError
 from kvatlas.events import StreamPosition
 from kvatlas.index.column_state import ColumnState
 
-__all__ = ["SNAPSHOT_VERSION", "Snapshot", "SnapshotHead", "WorkerSnapshot", "WorkerState", "read_snapshot", "write_snapshot"]
+__all__ = [
+    "SNAPSHOT_VERSION",
+    "Snapshot",
+    "SnapshotHead",
+    "WorkerSnapshot",
+    "WorkerState",
+    "read_snapshot",
+    "write_snapshot",
+]
 
 SNAPSHOT_VERSION = 1
 _MAGIC = b"KVATLAS\x1a"
 _START = struct.Struct("<8sI")
 _SECTION = struct.Struct("<IIQQ")
+_COUNT, _COUNT_AT = struct.Struct("<I"), 56
 _HEAD, _WORKER, _BLOCKS, _END = (int.from_bytes(name, "little") for name in (b"HEAD", b"WORK", b"BLKS", b"END\0"))
 
 
@@ -52,8 +61,10 @@ class WorkerState(msgspec.Struct, frozen=True):
 
     Attributes:
         worker_id, url, rank: whose it is.
+        copy_mode: what a repeated store means; under another mode the blocks mean something else.
         planes: (medium, group) of each plane, in the numbers of the blocks' dump.
         position: the last batch applied, for asking the publisher whether it is still the same life; None: unprovable.
+        engine_started_s: Unix time at which the engine's process started; None when it did not tell.
         loss: why the worker is `partial`; None when nothing was lost.
         trust, trust_reason: as they stood, for people.
     """
@@ -61,9 +72,11 @@ class WorkerState(msgspec.Struct, frozen=True):
     worker_id: str
     url: str
     rank: int | None
+    copy_mode: str
     column: ColumnState
     planes: tuple[tuple[str, int], ...]
     position: StreamPosition | None = None
+    engine_started_s: float | None = None
     loss: str | None = None
     trust: str = "none"
     trust_reason: str = ""
@@ -75,6 +88,11 @@ class WorkerSnapshot:
 
     state: WorkerState
     blocks: bytes
+
+    @property
+    def block_count(self) -> int:
+        """Blocks that the worker holds, on the device or elsewhere."""
+        return _COUNT.unpack_from(self.blocks, _COUNT_AT)[0] if len(self.blocks) >= _COUNT_AT + _COUNT.size else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,9 @@ def _assemble(sections: list[tuple[int, bytes]], source: str) -> Snapshot:
         WorkerSnapshot(msgspec.msgpack.decode(sections[i][1], type=WorkerState), sections[i + 1][1])
         for i in range(1, len(sections) - 1, 2)
     )
+    positions = [worker.state.position for worker in workers]
+    if any(position is not None and (position.seq < 0 or position.digest < 1) for position in positions):
+        raise _damaged(source, "a stream position is out of range")
     if len({worker.state.worker_id for worker in workers}) != count:
         raise _damaged(source, "a worker comes twice")
     return Snapshot(head, workers)

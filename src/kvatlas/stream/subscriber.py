@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import zmq
 
 from kvatlas.clock import Clock
-from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
+from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, StreamPosition, TrackerLimits
 from kvatlas.stream.context import shared_context
 from kvatlas.stream.endpoints import bind_or_connect
 from kvatlas.stream.inbox import LiveInbox
@@ -38,6 +38,7 @@ class ZmqEventSubscriber:
     """Follows one publisher: live, replayed, through losses, reconnects and restarts, until `close`.
 
     Exceptions of the sink are counted and told to `on_status`; they never end the stream. `limits` bound what is held.
+    `resume_at` is where a snapshot left the stream: the first question is whether it is still the same.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ZmqEventSubscriber:
         context: "zmq.Context[Socket] | None" = None,
         counters: StreamCounters | None = None,
         rng: random.Random | None = None,
+        resume_at: StreamPosition | None = None,
     ) -> None:
         self._config = config
         self._sink = sink
@@ -58,9 +60,10 @@ class ZmqEventSubscriber:
         self._spread = Spread(rng)
         self.counters = counters or StreamCounters()
         """What happened so far."""
-        self.last_seq = -1
+        self.last_seq = -1 if resume_at is None else resume_at.seq
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
-        self._tracker = SequenceTracker(can_replay=config.replay_endpoint is not None, limits=limits)
+        can_replay = config.replay_endpoint is not None
+        self._tracker = SequenceTracker(can_replay=can_replay, limits=limits, resume_at=resume_at)
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
