@@ -181,6 +181,28 @@ class CoreMachine(RuleBasedStateMachine):
                 claimed = next((i for i, held in enumerate(row) if not held), len(row))
                 assert claimed == with_doubts.get(self.name_of(worker), 0)
 
+    @rule(which=st.integers(0, 3))
+    def start_again(self, which: int) -> None:
+        """A worker is dumped, dropped, and loaded into the other core: what it held and claimed is held again."""
+        at = which % len(self.workers)
+        worker, everything = self.workers[at], words(self.keys)
+        counts = self.same(lambda core: core.counts(worker))
+        reported = self.same(lambda core: core.reported(worker))
+        claims = [
+            self.same(lambda core, plane=plane: core.held(plane, worker, everything)) for plane in range(self.planes)
+        ]
+        counting, name = self.pure._columns[worker].counting, self.name_of(worker)
+        dumps = [core.dump(worker) for core in (self.native, self.pure)]
+        self.same(lambda core: core.drop_worker(worker))
+        worker = self.workers[at] = self.same(lambda core: core.add_worker(name, 5, counting=counting))
+        for core, dump in zip((self.pure, self.native), dumps, strict=True):
+            core.load(worker, dump, range(self.planes))
+        assert self.same(lambda core: core.counts(worker)) == counts
+        assert self.same(lambda core: core.reported(worker)) == reported
+        for plane, before in enumerate(claims):
+            now = self.same(lambda core, plane=plane: core.held(plane, worker, everything))
+            assert all(was <= claim for was, claim in zip(before, now, strict=True))
+
     def name_of(self, worker: int) -> str:
         return self.pure._columns[worker].name
 

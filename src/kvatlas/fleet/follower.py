@@ -158,11 +158,15 @@ class EventFollower:
                 self._past = None
         worker.source, worker.stream, worker.events_at = self._source, self._counters, address
         subscriber = ZmqEventSubscriber(
-            SubscriberConfig(endpoint=address.events, replay_endpoint=address.replay, topic=worker.config.topic),
+            SubscriberConfig(
+                endpoint=address.events,
+                replay_endpoint=address.replay,
+                resume_at=resume_at,
+                topic=worker.config.topic,
+            ),
             self._source,
             self._clock,
             counters=self._counters,
-            resume_at=resume_at,
         )
         self._subscriber = subscriber
         self._watch.reset()

@@ -118,7 +118,7 @@ class WarmStart:
         return tuple(WorkerPast(worker, self._origin) for worker in self._waiting.values())
 
     def take(self, config: WorkerConfig) -> WorkerPast | None:
-        """The past of a worker that joins; None when there is none, when it was taken, or 15 minutes after the start."""
+        """The past of a worker that joins; None when there is none or it was taken, and 15 minutes after the start."""
         self._expire()
         worker = self._waiting.pop(worker_id_of(config), None)
         return None if worker is None else WorkerPast(worker, self._origin)
@@ -161,14 +161,18 @@ async def find_warm_start(config: ServeConfig, clock: Clock) -> WarmStart | None
     if config.snapshot_path is None:
         return None
     path = Path(config.snapshot_path)
+    return await asyncio.to_thread(_from_file, path, config.seed, clock)
+
+
+def _from_file(path: Path, seed: int | None, clock: Clock) -> WarmStart | None:
     if not path.exists():
         _log.info("no snapshot at %s yet: the index starts empty", path)
         return None
     try:
-        return WarmStart(await asyncio.to_thread(read_snapshot_file, path), str(path), clock, seed=config.seed)
+        return WarmStart(read_snapshot_file(path), str(path), clock, seed=seed)
     except IndexStateError as error:
         aside = path.with_name(path.name + ".refused")
-        _log.error("the index starts empty, %s is kept as %s: %s", path, aside.name, error.message)  # noqa: TRY400
+        _log.error("the index starts empty, %s is kept as %s: %s", path, aside.name, error.message)
         try:
             path.replace(aside)
         except OSError as failure:

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import zmq
 
 from kvatlas.clock import Clock
-from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, StreamPosition, TrackerLimits
+from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
 from kvatlas.stream.context import shared_context
 from kvatlas.stream.endpoints import bind_or_connect
 from kvatlas.stream.inbox import LiveInbox
@@ -38,7 +38,6 @@ class ZmqEventSubscriber:
     """Follows one publisher: live, replayed, through losses, reconnects and restarts, until `close`.
 
     Exceptions of the sink are counted and told to `on_status`; they never end the stream. `limits` bound what is held.
-    `resume_at` is where a snapshot left the stream: the first question is whether it is still the same.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class ZmqEventSubscriber:
         context: "zmq.Context[Socket] | None" = None,
         counters: StreamCounters | None = None,
         rng: random.Random | None = None,
-        resume_at: StreamPosition | None = None,
     ) -> None:
         self._config = config
         self._sink = sink
@@ -60,10 +58,9 @@ class ZmqEventSubscriber:
         self._spread = Spread(rng)
         self.counters = counters or StreamCounters()
         """What happened so far."""
-        self.last_seq = -1 if resume_at is None else resume_at.seq
+        self.last_seq = -1 if config.resume_at is None else config.resume_at.seq
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
-        can_replay = config.replay_endpoint is not None
-        self._tracker = SequenceTracker(can_replay=can_replay, limits=limits, resume_at=resume_at)
+        self._tracker = SequenceTracker(can_replay=config.can_replay, limits=limits, resume_at=config.resume_at)
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
@@ -245,7 +242,7 @@ class ZmqEventSubscriber:
     def _mend(self) -> None:
         """All that was kept is handed on, and no question is open: ask for what was dropped, or report it lost."""
         self._inbox.has_refused = False
-        if self._config.replay_endpoint is None:
+        if not self._config.can_replay:
             self._must_mend = False
             self._steps.append(Lost(self._tracker.last_seq + 1, None))
         else:
