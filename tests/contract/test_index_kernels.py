@@ -363,3 +363,31 @@ def test_oldest_go_first(core_class):
     assert 900 <= gone <= 1000
     assert core.held(0, worker, keys[:1000]) == b"\x02" * 1000
     assert core.counts(worker)[5:7] == (1000 + gone, 2000 - gone)
+
+
+@both
+@pytest.mark.parametrize("certain", [True, False])
+def test_an_event_takes_a_reported_claim_over(core_class, certain):
+    """A block that was adopted from a report and then stored is claimed once: its removal leaves no claim behind."""
+    core = core_class(SEED)
+    worker, numbers, keys = core.add_worker("w", 5, counting=True), words([1]), words([77])
+    core.confirm(worker, keys, certain=certain)
+    core.add_copies(worker, 0, numbers)
+    core.join(worker, numbers, keys)
+    assert (core.held(0, worker, keys), core.reported(worker), core.blocks) == (b"\2", 0, 1)
+    core.remove_copies(worker, 0, numbers)
+    assert (core.held(0, worker, keys), core.blocks) == (b"\0", 0)
+
+
+@both
+def test_a_copy_elsewhere_leaves_a_reported_claim_alone(core_class):
+    """A store in host memory says nothing of the device: the report's claim there stays, and can still end."""
+    core = core_class(SEED)
+    worker, numbers, keys = core.add_worker("w", 5, counting=True), words([1]), words([77])
+    host = core.add_plane()
+    core.confirm(worker, keys, certain=True)
+    core.add_copies(worker, host, numbers)
+    core.join(worker, numbers, keys)
+    assert (core.held(0, worker, keys), core.reported(worker)) == (b"\2", 1)
+    core.expire_reported(worker, 2**63)
+    assert (core.held(0, worker, keys), core.held(host, worker, keys)) == (b"\0", b"\2")

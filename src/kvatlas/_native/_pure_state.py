@@ -43,7 +43,11 @@ class CoreState:
 
     def _claim(self, column: Column, holders: dict[int, int], block_key: int, worker: int) -> None:
         self._set(holders, block_key, worker)
-        column.reported.pop(block_key, None)  # an event names it now
+        if holders is not self._planes[0] and holders is not self._shadows[0]:
+            return
+        known = column.reported.pop(block_key, None) is not None  # an event names it now, and answers for its claim
+        if known and holders is self._planes[0]:
+            self._unset(self._shadows[0], block_key, worker)
 
     def _set(self, holders: dict[int, int], block_key: int, worker: int) -> None:
         holders[block_key] = holders.get(block_key, 0) | 1 << worker
