@@ -101,7 +101,9 @@ class Router:
         return read_snapshot(b"".join(write_snapshot(SnapshotHead(index.seed, 1e9, "test"), [worker])), "it")
 
 
-def router(snapshot: Snapshot | None = None, *, can_replay: bool = True, copy_mode: CopyMode = CopyMode.COUNT) -> Router:
+def router(
+    snapshot: Snapshot | None = None, *, can_replay: bool = True, copy_mode: CopyMode = CopyMode.COUNT
+) -> Router:
     """A router at its start, from a snapshot or from nothing."""
     clock = ManualClock(wall_s=1e9 + 7)
     index = PrefixIndex(BlockKeyHasher(SEED))
