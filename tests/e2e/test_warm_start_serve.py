@@ -37,13 +37,16 @@ def _fleet() -> Iterator[SimulatedFleet]:
         yield fleet
 
 
-def options(fleet: SimulatedFleet, folder: Path, *, replay: bool = True, **settings: str) -> list[str]:
+def options(
+    fleet: SimulatedFleet, folder: Path, *, found: bool = False, replay: bool = True, **settings: str
+) -> list[str]:
+    """How to start a gateway; `found` leaves it to the engine to say where its events are."""
     engine = fleet.engines[0]
     text = "health_interval_s = 0.2\n" + "".join(f'{name} = "{value}"\n' for name, value in settings.items())
     config = folder / "kvatlas.toml"
     config.write_text(text)
-    worker = f"{engine.base_url},events={engine.events_endpoint}"
-    if replay:
+    worker = engine.base_url if found else f"{engine.base_url},events={engine.events_endpoint}"
+    if replay and not found:
         worker += f",replay={engine.replay_endpoint}"
     return ["--config", str(config), "--tokenizer", fleet.tokenizer, "--worker", worker]
 
@@ -87,9 +90,10 @@ def fill(gateway: Gateway, count: int = 20) -> None:
     settle(gateway)
 
 
-def test_an_outage_within_the_replay_window(fleet: SimulatedFleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [False, True])
+def test_an_outage_within_the_replay_window(fleet: SimulatedFleet, tmp_path: Path, found: bool) -> None:
     """The first request after the start is predicted exactly: from the snapshot, and from what was replayed."""
-    arguments = options(fleet, tmp_path, snapshot_path=str(tmp_path / "index.snapshot"))
+    arguments = options(fleet, tmp_path, found=found, snapshot_path=str(tmp_path / "index.snapshot"))
     with running_gateway(tmp_path / "log1", *arguments) as gateway:
         fill(gateway)
     engine = fleet.engines[0].base_url
@@ -118,6 +122,20 @@ def test_an_outage_longer_than_the_replay_window(fleet: SimulatedFleet, tmp_path
         assert complete(gateway.base_url, 3) == (NO_PROMISE, 64)
         settle(gateway)
         assert held(gateway, 3) == 64
+
+
+def test_an_engine_restarted_meanwhile(fleet: SimulatedFleet, tmp_path: Path) -> None:
+    """Another life at the same address: nothing of the snapshot is claimed, and the new life is known from its start."""
+    arguments = options(fleet, tmp_path, snapshot_path=str(tmp_path / "index.snapshot"))
+    with running_gateway(tmp_path / "log1", *arguments) as gateway:
+        fill(gateway, 5)
+    fleet.restart(0)
+    for number in range(50, 58):
+        complete(fleet.engines[0].base_url, number)
+    with running_gateway(tmp_path / "log2", *arguments) as gateway:
+        await_trust(gateway, "synced")
+        assert [held(gateway, number) for number in (3, 51)] == [0, 64]
+        assert [complete(gateway.base_url, number) for number in (3, 51)] == [(0, 0), (64, 64)]
 
 
 def test_without_replay_all_is_doubted(fleet: SimulatedFleet, tmp_path: Path) -> None:

@@ -153,9 +153,9 @@ class EventFollower:
             self._source = EventSource(
                 worker.worker_id, self._index, worker.trust, self._clock, rank=worker.config.rank
             )
-            if self._past is not None:
+            if self._past is not None and self._past.may_be_of(worker.gauges.started_s):
                 resume_at = self._past.restore(self._source, self._index, can_replay=address.replay is not None)
-                self._past = None
+            self._past = None
         worker.source, worker.stream, worker.events_at = self._source, self._counters, address
         subscriber = ZmqEventSubscriber(
             SubscriberConfig(

@@ -8,7 +8,7 @@ is doubted.
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -57,6 +57,11 @@ class WorkerPast:
         """Unix time at which the engine's process started: another value is another engine."""
         return self.snapshot.state.engine_started_s
 
+    def may_be_of(self, engine_started_s: float | None) -> bool:
+        """Whether it may be the past of an engine whose process started then; None where that is not known yet."""
+        known_s = self.engine_started_s
+        return known_s is None or engine_started_s is None or known_s == engine_started_s
+
     def restore(self, source: EventSource, index: PrefixIndex, *, can_replay: bool) -> StreamPosition | None:
         """Take the past over into the worker's empty column.
 
@@ -94,7 +99,7 @@ class WarmStart:
     Raises:
         IndexStateError: its block keys are of another seed, or a worker's blocks are damaged. Nothing of it is used.
 
-    Cost: natively about 100 ns a block: every worker's blocks are loaded once to see that they can be.
+    Cost: natively about 300 ns a block: every worker's blocks are loaded once to see that they can be.
     """
 
     def __init__(self, snapshot: Snapshot, origin: str, clock: Clock, *, seed: int | None = None) -> None:
@@ -109,7 +114,8 @@ class WarmStart:
         age_s = max(0.0, clock.wall_s() - snapshot.head.taken_wall_s)
         self._origin = f"{origin}, {age_s:.0f} s old"
         self._waiting = {worker.state.worker_id: worker for worker in snapshot.workers}
-        check_blocks(snapshot)
+        for worker in snapshot.workers:
+            check_blocks(replace(snapshot, workers=(worker,)))
 
     @property
     def waiting(self) -> tuple[WorkerPast, ...]:
@@ -129,7 +135,7 @@ class WarmStart:
 
 
 def check_blocks(snapshot: Snapshot) -> PrefixIndex:
-    """Load every worker into an index of its own, which is returned.
+    """Load all workers into an empty index, which is returned.
 
     Raises:
         IndexStateError: a worker's blocks are damaged.

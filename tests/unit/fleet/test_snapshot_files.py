@@ -21,6 +21,11 @@ def empty_snapshot(seed: int = 3) -> Iterator[bytes]:
     return write_snapshot(SnapshotHead(seed, 1.0, "test"), ())
 
 
+def names(folder: Path) -> list[str]:
+    """What is in a folder, hidden files included."""
+    return [each.name for each in folder.iterdir()]
+
+
 def keeper(path: Path, take=empty_snapshot) -> SnapshotKeeper:
     return SnapshotKeeper(path, 0.001, take, SystemClock())
 
@@ -31,7 +36,7 @@ async def test_a_snapshot_is_written_whole_and_read_again(tmp_path: Path) -> Non
     kept = keeper(path)
     assert await kept.save()
     assert read_snapshot_file(path).head.seed == 3
-    assert [each.name for each in tmp_path.iterdir()] == ["index.snapshot"]
+    assert names(tmp_path) == ["index.snapshot"]
     assert path.stat().st_mode & 0o077 == 0
     assert (kept.stats.saved, kept.stats.last_bytes) == (1, path.stat().st_size)
 
@@ -49,17 +54,21 @@ async def test_a_snapshot_that_fails_leaves_the_old_one(tmp_path: Path, caplog: 
     assert not await kept.save()
     assert "No space left" in caplog.text
     assert read_snapshot_file(path).head.seed == 3
-    assert [each.name for each in tmp_path.iterdir()] == ["index.snapshot"]
+    assert names(tmp_path) == ["index.snapshot"]
     assert kept.stats.failed == 1
 
 
 async def test_a_cancelled_write_leaves_nothing(tmp_path: Path) -> None:
     """A shutdown in the middle of a write: the half file vanishes."""
-    with pytest.raises(asyncio.CancelledError):
+
+    async def write_half() -> None:
         async with new_file(tmp_path / "x") as file:
             file.write(b"half")
             raise asyncio.CancelledError
-    assert list(tmp_path.iterdir()) == []
+
+    with pytest.raises(asyncio.CancelledError):
+        await write_half()
+    assert names(tmp_path) == []
 
 
 async def test_others_run_between_two_workers(tmp_path: Path) -> None:
@@ -130,7 +139,7 @@ async def test_a_file_that_cannot_be_used_is_kept_aside(
     with caplog.at_level(logging.ERROR):
         assert await find_warm_start(ServeConfig(snapshot_path=str(path), seed=seed), ManualClock()) is None
     assert "the index starts empty" in caplog.text
-    assert [each.name for each in tmp_path.iterdir()] == ["x.refused"]
+    assert names(tmp_path) == ["x.refused"]
 
 
 async def test_a_peer_that_does_not_answer_is_left_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
