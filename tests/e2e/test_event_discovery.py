@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvatlas.config import WorkerConfig
-from kvatlas.fleet import Fleet, Trust
+from kvatlas.fleet import Fleet, Trust, follower
 from kvatlas.index import PrefixIndex
 from kvatlas.simulator import EngineConfig, EventsConfig, ServedEngine
 from support.engines import BLOCK, Pages, Stream, fleet_of, serving, until
@@ -136,6 +136,20 @@ async def test_ranks_follow_the_engine_when_it_comes_back_with_other_ones() -> N
         await until(lambda: set(trust_of(fleet)) == {base}, "one worker again")
         await until(lambda: len(fleet.candidates(None)) == 1)
         assert set(index.worker_ids) == {base}
+    for stream in streams:
+        stream.close()
+
+
+async def test_ranks_added_while_the_engine_runs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elastic engines gain ranks without a restart: a followed engine is asked now and then, too."""
+    monkeypatch.setattr(follower, "_ASK_AGAIN_MAX_S", 0.1)
+    engine, streams = Pages(), [Stream(), Stream()]
+    engine.sources = {"0": streams[0].source}
+    async with serving(engine), fleet_of(WorkerConfig(url=engine.url)) as (fleet, _):
+        await until(lambda: set(trust_of(fleet).values()) == {Trust.SYNCED}, "synced")
+        engine.sources = {str(rank): stream.source for rank, stream in enumerate(streams)}
+        await until(lambda: len(fleet.candidates(None)) == 2, "two ranks")
+        assert [worker.config.rank for worker in fleet.workers] == [0, 1]
     for stream in streams:
         stream.close()
 

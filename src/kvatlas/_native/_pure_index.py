@@ -93,7 +93,8 @@ class IndexCore(DumpingState):
 
     def add_copies(self, worker: int, plane: int, numbers: "array[int]", /) -> None:
         """One more copy of each block in a plane, or, when the worker does not count, at least one. Cost: O(blocks)."""
-        column, holders = self._column(worker), self._plane(plane)
+        column = self._column(worker)
+        self._plane(plane)
         self._ticks += len(numbers)
         column.stored += len(numbers)
         for number in numbers:
@@ -110,7 +111,7 @@ class IndexCore(DumpingState):
                 continue
             column.resident += 1
             if entry.block_key is not None:
-                self._claim(column, holders, entry.block_key, worker)
+                self._claim(column, worker, plane, entry.block_key, in_doubt=False)
 
     def join(self, worker: int, numbers: "array[int]", block_keys: "array[int]", /) -> list[int]:
         """Give resident blocks their keys, where they have none yet.
@@ -132,8 +133,7 @@ class IndexCore(DumpingState):
                 entry.block_key = block_key
                 column.unkeyed -= 1
                 for plane in entry.copies:
-                    holders = (self._shadows if entry.in_doubt else self._planes)[plane]
-                    self._claim(column, holders, block_key, worker)
+                    self._claim(column, worker, plane, block_key, in_doubt=entry.in_doubt)
             if entry.waited:
                 woken.append(position)
                 entry.waited = False
@@ -157,6 +157,8 @@ class IndexCore(DumpingState):
                 entry.copies[plane] = copies - 1
                 continue
             self._take(column, worker, entry, plane)
+            if entry.block_key is None:
+                self._doubt_reported(column, worker)
             self._leave(column, number, entry)
 
     def key_of(self, worker: int, number: int, /) -> int | None:
@@ -220,23 +222,6 @@ class IndexCore(DumpingState):
 
     # -- what is known --
 
-    def counts(self, worker: int, /) -> tuple[int, ...]:
-        """Blocks stored, removed, unknown removals, unpaired, refused, forgotten; resident, unkeyed, in doubt now."""
-        c = self._column(worker)
-        return (
-            *(c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten),
-            *(c.resident, c.unkeyed, c.doubted),
-        )
-
-    def shortfall(self, worker: int, /) -> tuple[int, int]:
-        """Blocks refused or forgotten, ever, and blocks of unknown key, now: why a hit may be longer than found."""
-        column = self._column(worker)
-        return column.refused + column.forgotten, column.unkeyed
-
-    def entries(self, worker: int, /) -> int:
-        """Handles of a worker that the index remembers. Cost: O(1)."""
-        return len(self._column(worker).entries)
-
     @property
     def blocks(self) -> int:
         """(plane, block key) pairs with at least one holder; those in doubt count by themselves."""
@@ -244,9 +229,26 @@ class IndexCore(DumpingState):
 
     @property
     def used_bytes(self) -> int:
-        """Memory held; an estimate, natively the sum of what was allocated."""
+        """Memory held; an estimate, natively what the process holds for the index."""
         entries = sum(len(column.entries) for column in self._columns.values())
-        return entries * _ENTRY_BYTES + self.blocks * _BLOCK_BYTES
+        return entries * _ENTRY_BYTES + self.blocks * _BLOCK_BYTES + self._charged
+
+    @property
+    def live_bytes(self) -> int:
+        """Memory in use; natively less than what is held, by the room between live tables."""
+        return self.used_bytes
+
+    @property
+    def refusals(self) -> int:
+        """Requests for memory that the cap refused, ever. Here none."""
+        return 0
+
+    def charge(self, count: int, /) -> bool:
+        """Count bytes that others hold for the index: so many more, or fewer. False when the cap refuses them."""
+        if count > 0 and self.max_bytes and self.used_bytes + count > self.max_bytes:
+            return False
+        self._charged += count
+        return True
 
     def find(self, plane: int, block_keys: Sequence[int], asked: bytes, /, *, doubted: bool = False) -> dict[str, int]:
         """How many leading blocks of a chain each worker holds in a plane without a hole.
@@ -323,6 +325,25 @@ class IndexCore(DumpingState):
 
     def open_batch(self, _payload: bytes, _max_events: int, _max_depth: int, /) -> NativeBatch | None:
         """Return a batch that `apply` can read, or None: Python decodes it. Here always None."""
+        return None
+
+    def ingest(
+        self, worker: int, _payload: bytes, _rank: int | None, _max_events: int, _max_depth: int, /
+    ) -> int | NativeBatch | tuple[NativeBatch, bytes | list[tuple[int, int]]] | None:
+        """Open a batch and apply it, all in one.
+
+        Args:
+            worker: whose batch it is.
+            _payload: its bytes.
+            _rank: apply it if it is of this data-parallel rank or names none; None: only if it names none; -1: always.
+            _max_events: more make it none.
+            _max_depth: deeper nesting makes it none.
+
+        Returns:
+            How many events were applied, when it was all of them; None when `open_batch` gives none; else the batch and
+            what `apply` returned, or the batch alone when it is of another rank and nothing was applied. Here None.
+        """
+        self._column(worker)
         return None
 
     def apply(self, worker: int, _batch: NativeBatch, /) -> bytes | list[tuple[int, int]] | None:

@@ -20,6 +20,7 @@ class CoreState:
         self._stamps: dict[int, int] = {}
         self._columns: dict[int, Column] = {}
         self._ticks = 0
+        self._charged = 0
 
     def _column(self, worker: int) -> Column:
         column = self._columns.get(worker)
@@ -41,13 +42,10 @@ class CoreState:
         entry.in_doubt = False
         column.doubted -= 1
 
-    def _claim(self, column: Column, holders: dict[int, int], block_key: int, worker: int) -> None:
-        self._set(holders, block_key, worker)
-        if holders is not self._planes[0] and holders is not self._shadows[0]:
-            return
-        known = column.reported.pop(block_key, None) is not None  # an event names it now, and answers for its claim
-        if known and holders is self._planes[0]:
-            self._unset(self._shadows[0], block_key, worker)
+    def _claim(self, column: Column, worker: int, plane: int, block_key: int, *, in_doubt: bool) -> None:
+        self._set((self._shadows if in_doubt else self._planes)[plane], block_key, worker)
+        if plane == 0 and column.reported.pop(block_key, None) is not None and not in_doubt:
+            self._unset(self._shadows[0], block_key, worker)  # an event names it now
 
     def _set(self, holders: dict[int, int], block_key: int, worker: int) -> None:
         holders[block_key] = holders.get(block_key, 0) | 1 << worker
@@ -106,3 +104,20 @@ class CoreState:
             self._unset(self._shadows[0], key, worker)
             del column.reported[key]
         return len(old)
+
+    def counts(self, worker: int, /) -> tuple[int, ...]:
+        """Blocks stored, removed, unknown removals, unpaired, refused, forgotten; resident, unkeyed, in doubt now."""
+        c = self._column(worker)
+        return (
+            *(c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten),
+            *(c.resident, c.unkeyed, c.doubted),
+        )
+
+    def shortfall(self, worker: int, /) -> tuple[int, int]:
+        """Blocks refused or forgotten, ever, and blocks of unknown key, now: why a hit may be longer than found."""
+        column = self._column(worker)
+        return column.refused + column.forgotten, column.unkeyed
+
+    def entries(self, worker: int, /) -> int:
+        """Handles of a worker that the index remembers. Cost: O(1)."""
+        return len(self._column(worker).entries)

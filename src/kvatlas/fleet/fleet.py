@@ -143,6 +143,7 @@ class Fleet:
             timeout_s=settings.health_timeout_s,
             failures=settings.health_failures,
             on_block_size=self._index.set_block_size,
+            on_pool_blocks=self._index.set_capacity,
             on_alive=follower.after_check,
         )
         follower.start()

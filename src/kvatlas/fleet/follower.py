@@ -63,7 +63,7 @@ class EventFollower:
         self._subscriber: ZmqEventSubscriber | None = None
         self._counters = StreamCounters()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ask_at_s = 0.0
+        self._asked_s = self._ask_at_s = 0.0
         self._ask_pause_s = _ASK_AGAIN_S
         self._has_left = False
         self._past = past
@@ -87,7 +87,8 @@ class EventFollower:
         elif self._discovery is None:
             self._unfollow("no event stream is configured and discover_events is off: give events=tcp://HOST:PORT")
         else:
-            self._unfollow("the engine has not been asked yet where its KV events are")
+            reason = "the engine has not been asked yet where its KV events are"
+            self._worker.trust.become(Trust.NONE, reason, self._clock.monotonic_s())
 
     async def after_check(self, recovered: bool) -> bool:  # noqa: FBT001 - the health monitor's callback
         """The engine has just answered. Returns whether the worker is still one of the fleet.
@@ -202,16 +203,17 @@ class EventFollower:
     # -- where the events are --
 
     def _ask_is_due(self) -> bool:
-        """Whether a stream that is not connected may have moved by now."""
+        """Whether a stream that is not connected may have moved by now, or a running engine may have other ranks."""
         connected = self._subscriber is not None and self._worker.trust.level in _CONNECTED
-        return not connected and self._clock.monotonic_s() >= self._ask_at_s
+        return self._clock.monotonic_s() >= (self._asked_s + _ASK_AGAIN_MAX_S if connected else self._ask_at_s)
 
     async def _discover(self, *, urgent: bool) -> bool:
         """Ask the engine and follow what it answers. Returns whether the worker is still one of the fleet."""
         if self._discovery is None:
             return True
         self._ask_pause_s = _ASK_AGAIN_S if urgent else min(2 * self._ask_pause_s, _ASK_AGAIN_MAX_S)
-        self._ask_at_s = self._clock.monotonic_s() + self._ask_pause_s
+        self._asked_s = self._clock.monotonic_s()
+        self._ask_at_s = self._asked_s + self._ask_pause_s
         try:
             sources = await self._discovery.ask(self._worker.base_url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

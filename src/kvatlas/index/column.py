@@ -83,7 +83,7 @@ class WorkerColumn:
         """As the engine's metrics say; unscaled under decode context parallelism, so stores count more."""
         self.groups = GroupBook()
         self.other_media: set[str] = set()
-        self.orphans = OrphanPool(max_orphan_blocks)
+        self.orphans = OrphanPool(max_orphan_blocks, core.charge)
         self.doubts = DoubtBook(core, number)
         self._core = core
         self._planes = planes

@@ -18,7 +18,7 @@ void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t ke
     kva_flat *flat = in_doubt ? kva_index_shadow(index, plane) : index->planes[plane];
     if (!flat || !kva_flat_add(flat, key, column->worker, kva_index_stamp(index)))
         column->counts.refused++;
-    if (plane == 0 && column->reported.count) { /* an event names it now, and answers for its claim from now on */
+    if (plane == 0 && column->reported.count) { /* an event names it now */
         uint32_t place = kva_handles_find(&column->reported, key);
         if (place == KVA_NOT_FOUND)
             return;
@@ -142,6 +142,64 @@ static void give_key(kva_index *index, kva_column *column, kva_handles *table, u
             kva_claim(index, column, plane, key, in_doubt);
 }
 
+/* Give a block its key, where it has none. 1 when somebody waited for it, who then no longer waits. */
+static int join_one(kva_index *index, kva_column *column, uint64_t handle, uint64_t key)
+{
+    kva_handles *table = table_of(column, handle);
+    uint32_t place = kva_handles_find(table, handle);
+    if (place == KVA_NOT_FOUND)
+        return 0;
+    uint8_t mark = table->marks[place];
+    if (!(mark & KVA_KEYED) && kva_is_resident(mark))
+        give_key(index, column, table, place, key);
+    if (!(mark & KVA_WAITED))
+        return 0;
+    table->marks[place] &= (uint8_t)~KVA_WAITED;
+    drop_if_idle(table, place);
+    return 1;
+}
+
+/* A new block of known key: the commonest case by far, and all of it in one place. */
+static void store_new(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint64_t key)
+{
+    table->keys[place] = key;
+    table->marks[place] = KVA_USED | KVA_KEYED | 1;
+    column->counts.resident++;
+    kva_claim(index, column, 0, key, 0);
+}
+
+size_t kva_column_store(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles,
+                        const uint64_t *keys, size_t count, uint32_t *woken)
+{
+    size_t waking = 0;
+    index->ticks += count;
+    column->counts.stored += count;
+    for (size_t i = 0; i < count && i < AHEAD; i++) {
+        prefetch_handle(column, handles[i]);
+        kva_flat_prefetch(index->planes[plane], keys[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            prefetch_handle(column, handles[i + AHEAD]);
+            kva_flat_prefetch(index->planes[plane], keys[i + AHEAD]);
+        }
+        kva_handles *table = table_of(column, handles[i]);
+        uint32_t place = kva_handles_put(table, handles[i]);
+        if (place == KVA_NOT_FOUND) {
+            column->counts.refused++;
+            continue;
+        }
+        if (plane == 0 && table->marks[place] == KVA_USED) {
+            store_new(index, column, table, place, keys[i]);
+            continue;
+        }
+        add_copy(index, column, plane, handles[i]);
+        if (join_one(index, column, handles[i], keys[i]))
+            woken[waking++] = (uint32_t)i;
+    }
+    return waking;
+}
+
 size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
                        uint32_t *woken)
 {
@@ -151,18 +209,8 @@ size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *han
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count)
             kva_flat_prefetch(index->planes[0], keys[i + AHEAD]);
-        kva_handles *table = table_of(column, handles[i]);
-        uint32_t place = kva_handles_find(table, handles[i]);
-        if (place == KVA_NOT_FOUND)
-            continue;
-        uint8_t mark = table->marks[place];
-        if (!(mark & KVA_KEYED) && kva_is_resident(mark))
-            give_key(index, column, table, place, keys[i]);
-        if (mark & KVA_WAITED) {
+        if (join_one(index, column, handles[i], keys[i]))
             woken[waking++] = (uint32_t)i;
-            table->marks[place] &= (uint8_t)~KVA_WAITED;
-            drop_if_idle(table, place);
-        }
     }
     return waking;
 }
@@ -191,6 +239,8 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
         column->counts.resident--;
         if (table->marks[place] & KVA_KEYED)
             kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
+        else
+            kva_doubt_reported(index, column); /* as above */
         leave(column, table, place);
         kva_handles_shrink(table, 8);
     }
