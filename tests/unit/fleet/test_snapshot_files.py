@@ -101,6 +101,7 @@ async def test_it_is_written_every_interval(tmp_path: Path) -> None:
             await asyncio.sleep(0.002)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    assert (kept.stats.failed, names(tmp_path)) == (0, ["x"])
 
 
 async def test_the_folder_must_exist(tmp_path: Path) -> None:

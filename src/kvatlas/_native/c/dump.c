@@ -98,6 +98,16 @@ static uint8_t mark_of(kva_index *index, const kva_column *column, const kva_han
     return (uint8_t)mark;
 }
 
+/* Ask for what says how a block in doubt is claimed. */
+static void prefetch_claim(kva_index *index, const kva_handles *table, uint32_t place)
+{
+    if (place >= table->capacity || !(table->marks[place] & KVA_DOUBT))
+        return;
+    kva_flat_prefetch(index->planes[0], table->keys[place]);
+    if (index->shadows[0])
+        kva_flat_prefetch(index->shadows[0], table->keys[place]);
+}
+
 static void dump_entries(kva_index *index, const kva_column *column, const layout *at, uint8_t *out)
 {
     uint32_t number = 0;
@@ -106,6 +116,7 @@ static void dump_entries(kva_index *index, const kva_column *column, const layou
         const kva_handles *table = &column->tables[i];
         for (uint32_t place = 0; place < table->capacity; place++) {
             uint8_t mark = table->marks[place];
+            prefetch_claim(index, table, place + AHEAD);
             if (!kva_is_resident(mark))
                 continue;
             kva_store64le(out + HEAD_BYTES + 8 * (size_t)number, table->handles[place]);
