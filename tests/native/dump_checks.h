@@ -102,8 +102,8 @@ static inline void check_loaded(kva_index *from, const kva_column *column, const
         for (uint32_t place = 0; place < column->tables[i].capacity; place++) {
             uint64_t key;
             if (column->tables[i].marks[place] & KVA_KEYED)
-                expect(kva_column_key(loaded, column->tables[i].handles[place], &key) &&
-                           key == column->tables[i].keys[place],
+                expect(kva_column_key(loaded, column->tables[i].entries[place].handle, &key) &&
+                           key == column->tables[i].entries[place].key,
                        "a dump keeps every key");
         }
     expect(load_exactly(index, loaded, bytes, length) == KVA_DUMP_NOT_EMPTY, "a column with blocks takes no dump");

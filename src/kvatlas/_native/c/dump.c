@@ -85,7 +85,7 @@ static uint32_t write_others(kva_index *index, const kva_column *column, const k
         kva_store32le(at, number);
         kva_store32le(at + 4, copies);
         kva_store32le(at + 8, plane);
-        kva_store32le(at + 12, asked ? claim_of(index, column->worker, plane, table->keys[place]) : 0);
+        kva_store32le(at + 12, asked ? claim_of(index, column->worker, plane, table->entries[place].key) : 0);
     }
     return written;
 }
@@ -94,7 +94,7 @@ static uint8_t mark_of(kva_index *index, const kva_column *column, const kva_han
 {
     uint32_t mark = table->marks[place] & (uint32_t)MARK_KEPT;
     if (mark & KVA_KEYED && mark & KVA_DOUBT && mark & KVA_COPIES)
-        mark |= claim_of(index, column->worker, 0, table->keys[place]) << CLAIM_SHIFT;
+        mark |= claim_of(index, column->worker, 0, table->entries[place].key) << CLAIM_SHIFT;
     return (uint8_t)mark;
 }
 
@@ -103,9 +103,9 @@ static void prefetch_claim(kva_index *index, const kva_handles *table, uint32_t 
 {
     if (place >= table->capacity || !(table->marks[place] & KVA_DOUBT))
         return;
-    kva_flat_prefetch(index->planes[0], table->keys[place]);
+    kva_flat_prefetch(index->planes[0], table->entries[place].key);
     if (index->shadows[0])
-        kva_flat_prefetch(index->shadows[0], table->keys[place]);
+        kva_flat_prefetch(index->shadows[0], table->entries[place].key);
 }
 
 static void dump_entries(kva_index *index, const kva_column *column, const layout *at, uint8_t *out)
@@ -119,8 +119,8 @@ static void dump_entries(kva_index *index, const kva_column *column, const layou
             prefetch_claim(index, table, place + AHEAD);
             if (!kva_is_resident(mark))
                 continue;
-            kva_store64le(out + HEAD_BYTES + 8 * (size_t)number, table->handles[place]);
-            kva_store64le(out + at->keys + 8 * (size_t)number, mark & KVA_KEYED ? table->keys[place] : 0);
+            kva_store64le(out + HEAD_BYTES + 8 * (size_t)number, table->entries[place].handle);
+            kva_store64le(out + at->keys + 8 * (size_t)number, mark & KVA_KEYED ? table->entries[place].key : 0);
             out[at->marks + number] = mark_of(index, column, table, place);
             if (mark & KVA_OTHERS || (mark & KVA_COPIES) == KVA_MANY)
                 others += OTHER_BYTES * (size_t)write_others(index, column, table, place, number, others);
@@ -145,9 +145,9 @@ void kva_dump(kva_index *index, const kva_column *column, uint8_t *out)
     for (uint32_t place = 0; place < column->reported.capacity; place++) {
         if (!column->reported.marks[place])
             continue;
-        uint64_t key = column->reported.handles[place];
+        uint64_t key = column->reported.entries[place].handle;
         kva_store64le(out + at.reported_keys + 8 * (size_t)number, key);
-        kva_store64le(out + at.stored + 8 * (size_t)number, column->reported.keys[place]);
+        kva_store64le(out + at.stored + 8 * (size_t)number, column->reported.entries[place].key);
         out[at.claims + number++] = (uint8_t)claim_of(index, column->worker, 0, key);
     }
 }
@@ -267,7 +267,7 @@ static kva_dump_fault load_tables(kva_column *column, const dump *d, const uint3
             return KVA_DUMP_TWICE;
         uint8_t mark = mark_at(d, i);
         table->marks[place] = (uint8_t)(mark & (KVA_USED | KVA_KEYED | KVA_DOUBT));
-        table->keys[place] = mark & KVA_KEYED ? key_at(d, i) : 0;
+        table->entries[place].key = mark & KVA_KEYED ? key_at(d, i) : 0;
         uint32_t copies = mark & KVA_COPIES;
         if (copies && copies != KVA_MANY && !kva_copies_set(table, place, 0, copies))
             return KVA_DUMP_MEMORY;
@@ -288,7 +288,7 @@ static kva_dump_fault load_tables(kva_column *column, const dump *d, const uint3
             return KVA_DUMP_MEMORY;
         if (column->reported.count == before)
             return KVA_DUMP_TWICE;
-        column->reported.keys[place] = kva_load64le(d->data + d->at.stored + 8 * (size_t)i);
+        column->reported.entries[place].key = kva_load64le(d->data + d->at.stored + 8 * (size_t)i);
     }
     return KVA_DUMP_OK;
 }
