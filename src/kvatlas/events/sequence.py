@@ -109,7 +109,7 @@ class SequenceTracker:
     @property
     def is_live(self) -> bool:
         """Whether all up to `last_seq` was applied or reported lost, and nothing known of is missing."""
-        return self._settled
+        return self._settled and not self._has_hole()
 
     @property
     def replay_token(self) -> int | None:

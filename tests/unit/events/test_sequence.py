@@ -354,6 +354,16 @@ def test_probe_finds_a_lost_tail(tracker):
     assert applied(replay(tracker, [4, 5])) == [5]
 
 
+def test_a_hole_during_a_probe_is_known_at_once(tracker):
+    """The next live batch shows the hole; that a probe still waits for its answer must not keep the stream live."""
+    tracker.probe()
+    assert tracker.is_live
+    assert live(tracker, [6]) == []
+    assert not tracker.is_live
+    assert applied(replay(tracker, [4, 5])) == [5, 6]
+    assert tracker.is_live
+
+
 def test_probe_without_replay_does_nothing():
     """There is nobody to ask."""
     assert SequenceTracker(can_replay=False).probe() == []
