@@ -302,6 +302,8 @@ class SequenceTracker:
 
     def _apply(self, steps: list[Step], seq: int, payload: bytes, ts: float) -> None:
         self._last, self._last_ts = seq, ts
+        if seq == self._live_seq:
+            self._settled = True  # an unbroken row up to the newest live batch proves as much as an end marker
         self._digests[seq % self._limits.remembered] = _digest_of(payload)
         steps.append(Apply(seq, payload))
 
