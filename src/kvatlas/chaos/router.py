@@ -79,9 +79,7 @@ class VirtualRouter:
     def finished(self, worker_id: str, books: Books, cached_tokens: int | None) -> None:
         """The answer ended; None when it broke."""
         kind = "ok" if cached_tokens is not None else "upstream_error"
-        self._settlement.finished(
-            books, self._targets[worker_id], Outcome(kind, 200, 0.0, cached_tokens=cached_tokens)
-        )
+        self._settlement.finished(books, self._targets[worker_id], Outcome(kind, 200, 0.0, cached_tokens=cached_tokens))
 
 
 def _candidate(worker: Worker, match: WorkerMatch | None) -> Candidate:

@@ -145,7 +145,15 @@ class ChaosRun:
         if worker.source is None:
             raise ConfigError(f"{worker_id} has no event source")
         truth = TrueCache(self._book)
-        watch = WorkerWatch(self.index, worker_id, worker.source, truth, settings.num_blocks)
+        polls_work = self.scenario.polls_work
+        watch = WorkerWatch(
+            self.index,
+            worker_id,
+            worker.source,
+            truth,
+            settings.num_blocks,
+            lambda: self._members[worker_id].subscriber.next_probe_s if polls_work else None,
+        )
         plan = FaultPlan(self.scenario.faults, clock=self.timeline.clock, seed=settings.seed, engine=number)
         stream = FaultyStream(plan, buffer_steps=settings.buffer_steps)
         replay = "tcp://replay" if self.scenario.has_replay else None
@@ -185,9 +193,8 @@ class ChaosRun:
         member.batches += 1
         if member.batches % _VERIFY_EVERY == 0:
             member.truth.verify(member.engine.num_cached_blocks)
-        bound_s = member.subscriber.next_probe_s if self.scenario.polls_work else None
         member.subscriber.take(steps)
-        member.watch.on_sent(self.timeline.now_s, bound_s)
+        member.watch.on_sent(self.timeline.now_s)
         member.watch.check(self.timeline.now_s)
 
     def _on_live(self, worker_id: str, steps: Sequence[LiveStep]) -> None:
@@ -243,9 +250,7 @@ class ChaosRun:
         )
         self._members[worker_id].engine.send(request_id, turn.token_ids, turn.max_tokens, job)
 
-    def _on_end(
-        self, turn: Turn, attempt: int, worker_id: str, books: Books, request: EngineRequest | None
-    ) -> None:
+    def _on_end(self, turn: Turn, attempt: int, worker_id: str, books: Books, request: EngineRequest | None) -> None:
         cached = None if request is None else request.cached_tokens
         self._router.finished(worker_id, books, cached)
         self._members[worker_id].watch.check(self.timeline.now_s)

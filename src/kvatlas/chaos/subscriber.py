@@ -177,8 +177,10 @@ class VirtualSubscriber:
     # -- the poll --
 
     def _arm_probe(self, delay_s: float) -> None:
+        """A running timer that fires before is left: it looks again. One that fires later would miss the time."""
         self.next_probe_s = self._timeline.now_s + delay_s
-        if "probe" not in self._timers:
+        running = self._timers.get("probe")
+        if running is None or running.due_s > self.next_probe_s:
             self._set_timer("probe", delay_s, self._probe_if_quiet)
 
     def _probe_if_quiet(self) -> None:

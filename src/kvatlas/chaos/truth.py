@@ -97,11 +97,7 @@ class TrueCache:
 
     def prune(self, claims: bytes) -> None:
         """Forget keys that are neither held nor claimed. `claims`: one byte for each key, 0 = not claimed."""
-        kept = [
-            (key, held)
-            for key, held, claim in zip(self.keys, self.resident, claims, strict=True)
-            if held or claim
-        ]
+        kept = [(key, held) for key, held, claim in zip(self.keys, self.resident, claims, strict=True) if held or claim]
         self.keys = array("Q", [key for key, _ in kept])
         self.resident = bytearray(held for _, held in kept)
         self._positions = {key: position for position, key in enumerate(self.keys)}

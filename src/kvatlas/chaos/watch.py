@@ -11,6 +11,7 @@ Every figure is taken at instants when all that arrived was dealt with.
 * A *turnover* is as many blocks stored by the engine as its pool has.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvatlas.chaos.recovery import Recovery
@@ -37,6 +38,7 @@ class Findings:
         doubts_gone_after_turnovers: from the last detection until nothing was claimed in doubt.
         recall_99_after_turnovers: see `Recovery`.
         checks: instants looked at.
+        first_violation: the first over-claim that somebody could have known of, in words.
     """
 
     losses: int = 0
@@ -64,6 +66,8 @@ class WorkerWatch:
     Args:
         index, worker_id, source, truth: whose.
         capacity_blocks: blocks of the pool.
+        poll_due_s: when the subscriber will ask for the tail if the stream stays quiet; None = nobody knows that the
+            answer will come.
     """
 
     index: PrefixIndex
@@ -71,6 +75,7 @@ class WorkerWatch:
     source: EventSource
     truth: TrueCache
     capacity_blocks: int
+    poll_due_s: Callable[[], float | None]
     findings: Findings = field(default_factory=Findings)
     recovery: Recovery = field(init=False)
     _missing: dict[int, bytes] = field(default_factory=dict)
@@ -79,6 +84,7 @@ class WorkerWatch:
     _loss: _Loss | None = None
     _doubts_since_blocks: int | None = None
     _had_doubts: bool = False
+    _poll_moved: bool = False
 
     def __post_init__(self) -> None:
         """The recovery is measured in this worker's turnovers."""
@@ -90,10 +96,10 @@ class WorkerWatch:
         """The engine gave a batch to its stream; its events are in `truth` already."""
         self._missing[seq] = payload
 
-    def on_sent(self, now_s: float, bound_s: float | None) -> None:
-        """The live channel has done what it does at once with the batch. `bound_s`: when a poll would find a loss."""
+    def on_sent(self, now_s: float) -> None:
+        """The live channel has done what it does at once with the batch."""
         if self._missing and self._loss is None:
-            self._lose(now_s, bound_s)
+            self._lose(now_s, self.poll_due_s())
 
     def on_restart(self, now_s: float) -> None:
         """The engine's life ended and its cache is empty."""
@@ -107,10 +113,9 @@ class WorkerWatch:
         self._seen_seq = max(self._seen_seq, next_seq - 1)
 
     def on_received(self, seq: int) -> None:
-        """A batch arrived at the subscriber. One older than what is missing puts the next poll off."""
+        """A batch arrived at the subscriber. One that shows nothing of a loss puts the next poll off."""
         self._seen_seq = max(self._seen_seq, seq)
-        if self._loss is not None and self._missing and seq < min(self._missing):
-            self._loss.bound_s = None
+        self._poll_moved = True
 
     def _lose(self, now_s: float, bound_s: float | None) -> None:
         self.findings.losses += 1
@@ -175,6 +180,9 @@ class WorkerWatch:
             or not self._missing
         )
         if not detected:
+            if self._poll_moved:
+                loss.bound_s = self.poll_due_s()
+            self._poll_moved = False
             return
         self._loss = None
         findings.detect_s = max(findings.detect_s or 0.0, now_s - loss.since_s)
