@@ -10,8 +10,8 @@ class Recovery:
     """Recall of one worker since its last loss was detected.
 
     For each request of the fleet, `held` is how many leading blocks of its prompt the worker's engine holds, `found`
-    how many of these are claimed with credit (in doubt counts, without trust does not). Recall of a window is the sum of
-    `found` over the sum of `held`: blocks weigh as often as they are asked for. Windows are a quarter of a turnover.
+    how many of these are claimed with credit (in doubt counts, without trust does not). Recall of a window is the sum
+    of `found` over the sum of `held`: blocks weigh as often as they are asked for. Windows are a quarter of a turnover.
 
     Args:
         capacity_blocks: blocks of the worker's pool: one turnover.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from kvatlas.chaos.run import ChaosRun, ChaosSettings, Outcome
-from kvatlas.chaos.scenarios import DEFAULT_SCENARIOS
+from kvatlas.chaos.scenarios import DEFAULT_SCENARIOS, scenario
 
 __all__ = ["ChaosReport", "ChaosRow", "run_chaos"]
 
@@ -29,9 +29,9 @@ class ChaosRow(msgspec.Struct, frozen=True):
         unconfirmed_gone_after_turnovers: turnovers of the worker's pool from the last loss until no claim of before it
             was left that nothing had confirmed. None: no claim came in doubt. A guarantee: within one, as the index
             counts the stores it hears of.
-        recall_99_after_turnovers: turnovers from the last loss until of the leading prompt blocks that a worker held,
-            weighted by being asked for, at least 99 % were claimed with credit, from then on. None: nothing was lost, or
-            it did not come so far.
+        recall_99_after_turnovers: turnovers from the last loss until, of the leading prompt blocks that a worker held,
+            weighted by being asked for, at least 99 % were claimed with credit from then on. None: nothing was lost,
+            or it did not come so far.
         broken: guarantees that did not hold, in words.
     """
 
@@ -70,10 +70,11 @@ def run_chaos(
     Raises:
         ConfigError: faults that do not parse; before the first run.
     """
-    runs = [(name, ChaosRun(settings, name)) for name in faults]
-    rows = []
-    while runs:
-        name, run = runs.pop(0)
+    for name in faults:
+        scenario(name, settings.duration_s)
+    rows: list[ChaosRow] = []
+    for name in faults:
+        run = ChaosRun(settings, name)
         rows.append(_row(run.scenario.name, settings.seed, run.run()))
         on_row(rows[-1])
     return ChaosReport(tuple(rows))

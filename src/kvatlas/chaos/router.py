@@ -6,7 +6,7 @@ from typing import cast
 from kvatlas.chaos.timeline import Timeline
 from kvatlas.config import WorkerConfig
 from kvatlas.fleet import EventSource, Fleet, FleetSpeed, LoadLedger, PrefillSpeed, Trust, TrustState, Worker
-from kvatlas.gateway import Outcome, Target
+from kvatlas.gateway import Outcome, OutcomeKind, Target
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.index import PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
@@ -29,7 +29,7 @@ class VirtualRouter:
         self._policy = make_policy(policy, seed=seed)
         self._workers: dict[str, Worker] = {}
         self._targets: dict[str, Target] = {}
-        self._settlement = Settlement(cast(Fleet, self), index)
+        self._settlement = Settlement(cast("Fleet", self), index)
 
     def add(self, worker_id: str) -> Worker:
         """Take a worker in, with a column of its own."""
@@ -78,7 +78,7 @@ class VirtualRouter:
 
     def finished(self, worker_id: str, books: Books, cached_tokens: int | None) -> None:
         """The answer ended; None when it broke."""
-        kind = "ok" if cached_tokens is not None else "upstream_error"
+        kind: OutcomeKind = "ok" if cached_tokens is not None else "upstream_error"
         self._settlement.finished(books, self._targets[worker_id], Outcome(kind, 200, 0.0, cached_tokens=cached_tokens))
 
 

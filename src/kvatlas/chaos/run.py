@@ -178,6 +178,7 @@ class ChaosRun:
             self.timeline,
             on_connected=lambda: watch.on_link_up(stream.next_seq),
             on_received=watch.on_received,
+            on_replay_complete=watch.on_replay_complete,
             on_settled=lambda: watch.check(self.timeline.now_s),
         )
         engine = VirtualEngine(config, self._sampler, plan, stream, self.timeline, hooks)

@@ -26,6 +26,7 @@ class VirtualSubscriber:
     Args:
         config: its durations count; a `replay_endpoint` of None means that there is no replay.
         on_connected: called when a connection stands, before anything comes over it.
+        on_replay_complete: called when a replay's end marker came, before it is judged.
         on_received: told the number of every batch that arrives, live or replayed, before it is judged.
         on_settled: called when all that came of an arrival was delivered.
     """
@@ -39,6 +40,7 @@ class VirtualSubscriber:
         *,
         on_connected: Callable[[], None] = lambda: None,
         on_received: Callable[[int], None] = lambda _: None,
+        on_replay_complete: Callable[[], None] = lambda: None,
         on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
@@ -47,6 +49,7 @@ class VirtualSubscriber:
         self._timeline = timeline
         self._on_connected = on_connected
         self._on_received = on_received
+        self._on_replay_complete = on_replay_complete
         self._on_settled = on_settled
         self._tracker = SequenceTracker(can_replay=config.replay_endpoint is not None)
         self._connected = False
@@ -158,6 +161,7 @@ class VirtualSubscriber:
         self._answer_by_s = self._timeline.now_s + self._config.replay_timeout_s
         for part in parts:
             if part is None:
+                self._on_replay_complete()
                 self._carry_out(self._tracker.replay_ended(token, complete=True))
             else:
                 self._on_received(part.seq)

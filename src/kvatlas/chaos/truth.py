@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvatlas.errors import IndexStateError
-from kvatlas.events import AllBlocksCleared, BlockHandle, BlockRemoved, BlockStored, Event
+from kvatlas.events import AllBlocksCleared, BlockHandle, BlockRemoved, BlockStored, Event, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockKeyHasher
 
 __all__ = ["KeyBook", "TrueCache"]
@@ -37,7 +37,8 @@ class KeyBook:
         parent = event.parent_block_hash
         parent_key = self._root if parent is None else self._keys[parent]
         extras = (NO_BLOCK_EXTRAS,) * len(known)
-        keys = list(self._hasher.block_keys(parent_key, event.token_ids, event.block_size, extras))
+        token_ids = plain_token_ids(event.token_ids) or ()
+        keys = list(self._hasher.block_keys(parent_key, token_ids, event.block_size, extras))
         self._keys.update(zip(event.block_hashes, keys, strict=True))
         return keys
 

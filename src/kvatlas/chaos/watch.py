@@ -4,7 +4,8 @@ Every figure is taken at instants when all that arrived was dealt with.
 
 * A batch is *missing* from when the engine published it until the index applied it, or reported it lost.
 * A loss is *detectable* once the subscriber has the evidence: a batch of a higher number than a missing one, live or
-  replayed, or the end of a connection during which a batch was missing.
+  replayed, or the end of a connection. The latter speaks until a replay has ended with its marker: what such an answer
+  leaves out at its end shows with the next batch or poll.
 * A claim is at *full credit* when the worker's trust is credited and the claim is beyond doubt. An *over-claim* is a
   claim at full credit on a block that the engine does not hold.
 * A loss is *detected* when the worker loses its credit, or its claims come in doubt, or what was missing is applied.
@@ -35,7 +36,7 @@ class Findings:
         detect_s: from the first missing batch, or the end of the life, until it was detected.
         late_s: how much later than the stated bound a loss was detected.
         overclaimed_before, overclaimed_after: over-claims while nobody could know of a loss, and all others.
-        doubts_gone_after_turnovers: from the last detection until nothing was claimed in doubt.
+        doubts_gone_after_turnovers: from the newest loss until nothing of before it was claimed in doubt.
         recall_99_after_turnovers: see `Recovery`.
         checks: instants looked at.
         first_violation: the first over-claim that somebody could have known of, in words.
@@ -80,10 +81,12 @@ class WorkerWatch:
     recovery: Recovery = field(init=False)
     _missing: dict[int, bytes] = field(default_factory=dict)
     _seen_seq: int = -1
+    _assumed_seq: int = -1
     _link_lost: bool = False
     _loss: _Loss | None = None
-    _doubts_since_blocks: int | None = None
-    _had_doubts: bool = False
+    _epoch: int = 0
+    _doubts_since_blocks: int = 0
+    _has_doubts: bool = False
     _poll_moved: bool = False
 
     def __post_init__(self) -> None:
@@ -104,13 +107,17 @@ class WorkerWatch:
     def on_restart(self, now_s: float) -> None:
         """The engine's life ended and its cache is empty."""
         self._missing.clear()
-        self._seen_seq = -1
+        self._seen_seq = self._assumed_seq = -1
         self._loss = None
         self._lose(now_s, now_s)
 
     def on_link_up(self, next_seq: int) -> None:
         """A connection is made after one was lost: whatever was published until now may be missing, as all know."""
-        self._seen_seq = max(self._seen_seq, next_seq - 1)
+        self._assumed_seq = next_seq - 1
+
+    def on_replay_complete(self) -> None:
+        """A replay ended with its marker: what did not come with it is believed not to be."""
+        self._assumed_seq = -1
 
     def on_received(self, seq: int) -> None:
         """A batch arrived at the subscriber. One that shows nothing of a loss puts the next poll off."""
@@ -124,8 +131,9 @@ class WorkerWatch:
     # -- what the subscriber says --
 
     def on_life(self, reason: str) -> None:
-        """Passed on."""
+        """Passed on; recall is measured anew."""
         self.source.on_life(reason)
+        self.recovery.begin(self.truth.stored_blocks)
 
     def on_batch(self, seq: int, payload: bytes) -> None:
         """Passed on; the batch is missing no more."""
@@ -138,6 +146,7 @@ class WorkerWatch:
         self.source.on_gap(first_seq, last_seq)
         for seq in [seq for seq in self._missing if first_seq <= seq and (last_seq is None or seq <= last_seq)]:
             del self._missing[seq]
+        self.recovery.begin(self.truth.stored_blocks)
 
     def on_status(self, status: StreamStatus, reason: str) -> None:
         """Passed on."""
@@ -149,7 +158,7 @@ class WorkerWatch:
     @property
     def is_detectable(self) -> bool:
         """Whether all who watch the stream could know of all that is missing; so, too, when nothing is."""
-        return self._link_lost or not self._missing or min(self._missing) <= self._seen_seq
+        return self._link_lost or not self._missing or (min(self._missing) <= max(self._seen_seq, self._assumed_seq))
 
     def check(self, now_s: float) -> None:
         """Compare claims and truth now."""
@@ -165,6 +174,8 @@ class WorkerWatch:
                 findings.overclaimed_after = max(findings.overclaimed_after, over)
             else:
                 findings.overclaimed_before = max(findings.overclaimed_before, over)
+                if self._loss is None:
+                    self._lose(now_s, self.poll_due_s())
         self._check_loss(now_s)
         self._check_doubts()
         if len(claims) > _PRUNE_AT * self.capacity_blocks:
@@ -188,17 +199,19 @@ class WorkerWatch:
         findings.detect_s = max(findings.detect_s or 0.0, now_s - loss.since_s)
         if loss.bound_s is not None:
             findings.late_s = max(findings.late_s, now_s - loss.bound_s)
-        self._doubts_since_blocks = self.truth.stored_blocks
-        self._had_doubts = False
         self.recovery.begin(self.truth.stored_blocks)
 
     def _check_doubts(self) -> None:
-        """Doubts begin anew with every loss; how long the last ones took is what counts."""
-        if self._doubts_since_blocks is None:
+        """Doubts begin anew with every epoch of the worker: a loss, a life, a clear."""
+        epoch = self.index.moment(self.worker_id).epoch
+        if epoch == self._epoch and not self._has_doubts:
             return
-        if self.index.stats(self.worker_id).doubted_now:
-            self._had_doubts = True
-        elif self._had_doubts:
-            turnovers = (self.truth.stored_blocks - self._doubts_since_blocks) / self.capacity_blocks
-            self.findings.doubts_gone_after_turnovers = turnovers
-            self._doubts_since_blocks = None
+        stored = self.truth.stored_blocks
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._doubts_since_blocks = stored
+        has_doubts = self.index.stats(self.worker_id).doubted_now > 0
+        if self._has_doubts and not has_doubts:
+            turnovers = (stored - self._doubts_since_blocks) / self.capacity_blocks
+            self.findings.doubts_gone_after_turnovers = max(self.findings.doubts_gone_after_turnovers or 0.0, turnovers)
+        self._has_doubts = has_doubts

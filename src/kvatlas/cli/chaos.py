@@ -47,11 +47,12 @@ def command(*, faults: tuple[str, ...], seed: int, workers: int, requests: int, 
 
 
 def _print(report: ChaosReport, settings: ChaosSettings) -> None:
-    title = f"{settings.requests} requests on {settings.workers} engines of {settings.num_blocks} blocks, seed {settings.seed}"
+    fleet = f"{settings.workers} engines of {settings.num_blocks} blocks"
+    title = f"{settings.requests} requests on {fleet}, seed {settings.seed}"
     columns = ["fault", "detected after", "over-claimed before", "after", "doubts gone", "full recall"]
     print_table(title, columns, [_cells(row) for row in report.rows])
     console.print(
-        "over-claimed: most blocks claimed at full credit and not held, before anybody could know of a loss, and after. "
+        "over-claimed: most blocks claimed in full and not held, before anybody could know of a loss; and after. "
         "doubts gone, full recall: turnovers of the pool since the last loss.",
         style="dim",
     )
