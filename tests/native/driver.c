@@ -1,11 +1,13 @@
 /* Runs every kernel over shapes that reach each branch, in exactly sized allocations, so that the sanitizers see a byte
    read or written outside. Results are held against known digests, and the two SHA-256 against each other; that they
    are right for every input is the Python tests' business. Exit status 0: all well. */
+#include "apply_checks.h"
 #include "batch_checks.h"
 #include "bytes.h"
 #include "cbor.h"
 #include "chain.h"
 #include "fnv1a.h"
+#include "index_checks.h"
 #include "xxh3.h"
 #include "xxh64.h"
 
@@ -226,6 +228,8 @@ int main(void)
     check_chains();
     check_refusals();
     check_batches(expect);
+    check_index(expect);
+    check_apply(expect);
     if (failures)
         fprintf(stderr, "%d checks failed\n", failures);
     else

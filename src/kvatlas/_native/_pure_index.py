@@ -241,9 +241,26 @@ class IndexCore(DoubtingState):
 
     @property
     def used_bytes(self) -> int:
-        """Memory held; an estimate, natively the sum of what was allocated."""
+        """Memory held; an estimate, natively what the process holds for the index."""
         entries = sum(len(column.entries) for column in self._columns.values())
-        return entries * _ENTRY_BYTES + self.blocks * _BLOCK_BYTES
+        return entries * _ENTRY_BYTES + self.blocks * _BLOCK_BYTES + self._charged
+
+    @property
+    def live_bytes(self) -> int:
+        """Memory in use; natively less than what is held, by the room between live tables."""
+        return self.used_bytes
+
+    @property
+    def refusals(self) -> int:
+        """Requests for memory that the cap refused, ever. Here none."""
+        return 0
+
+    def charge(self, count: int, /) -> bool:
+        """Count bytes that others hold for the index: so many more, or fewer. False when the cap refuses them."""
+        if count > 0 and self.max_bytes and self.used_bytes + count > self.max_bytes:
+            return False
+        self._charged += count
+        return True
 
     def find(self, plane: int, block_keys: Sequence[int], asked: bytes, /, *, doubted: bool = False) -> dict[str, int]:
         """How many leading blocks of a chain each worker holds in a plane without a hole.

@@ -20,6 +20,7 @@ class CoreState:
         self._stamps: dict[int, int] = {}
         self._columns: dict[int, Column] = {}
         self._ticks = 0
+        self._charged = 0
 
     def _column(self, worker: int) -> Column:
         column = self._columns.get(worker)

@@ -42,6 +42,7 @@ cdef extern from "index.h":
         size_t used
         size_t cap
         size_t refused
+        size_t live
 
     ctypedef struct kva_flat:
         size_t count
@@ -74,6 +75,7 @@ cdef extern from "index.h":
     ctypedef struct kva_walk:
         size_t hit_count
 
+    bint kva_charge(kva_budget *budget, Py_ssize_t bytes)
     kva_index *kva_index_new(uint64_t seed, size_t max_bytes)
     void kva_index_free(kva_index *index)
     uint32_t kva_index_add_plane(kva_index *index)
@@ -335,6 +337,17 @@ cdef class IndexCore:
     @property
     def used_bytes(self):
         return self.c.budget.used
+
+    @property
+    def live_bytes(self):
+        return self.c.budget.live
+
+    @property
+    def refusals(self):
+        return self.c.budget.refused
+
+    def charge(self, Py_ssize_t count, /):
+        return bool(kva_charge(&self.c.budget, count))
 
     cdef dict found(self, kva_walk *walk):
         cdef dict result = {}

@@ -307,6 +307,8 @@ class MetricsCollector(Collector):
             "kvatlas_index_resident_blocks": each(lambda w: index.stats(w.worker_id).resident_now),
             "kvatlas_index_orphan_blocks": each(lambda w: index.stats(w.worker_id).orphans_now),
             "kvatlas_index_unknown_removals_total": each(lambda w: index.stats(w.worker_id).unknown_removals),
+            "kvatlas_index_doubted_blocks": each(lambda w: index.stats(w.worker_id).doubted_now),
+            "kvatlas_index_reported_blocks": each(lambda w: index.stats(w.worker_id).reported_now),
             "kvatlas_events_batches_total": stream("batches"),
             "kvatlas_events_total": stream("events"),
             "kvatlas_events_malformed_total": lambda: [
@@ -322,13 +324,18 @@ class MetricsCollector(Collector):
             "kvatlas_stream_failed_replays_total": connection("failed_replays"),
             "kvatlas_stream_bad_messages_total": connection("bad_messages"),
             "kvatlas_stream_connections_total": connection("connections"),
+            **self._audit_values(each),
+        }
+
+    def _audit_values(
+        self, each: Callable[[Callable[[Worker], float]], Callable[[], _Samples]]
+    ) -> dict[str, Callable[[], _Samples]]:
+        return {
             "kvatlas_predictions_total": lambda: [
                 ((w.worker_id, result), getattr(w.audit, result))
                 for w in self._fleet.workers
                 for result in ("equal", "over", "under", "unreported")
             ],
-            "kvatlas_index_doubted_blocks": each(lambda w: index.stats(w.worker_id).doubted_now),
-            "kvatlas_index_reported_blocks": each(lambda w: index.stats(w.worker_id).reported_now),
             "kvatlas_healed_blocks_total": lambda: [
                 ((w.worker_id, how), getattr(w.audit, f"{how}_blocks"))
                 for w in self._fleet.workers

@@ -74,11 +74,18 @@ def open_batch(core: IndexCore, payload: bytes, limits: DecodeLimits = DEFAULT_L
     Raises:
         EventDecodeError: it is no batch, or more than the limits allow.
     """
-    if len(payload) <= limits.max_payload_bytes:
+    if len(payload) <= limits.max_payload_bytes and _has_usual_limits(limits, len(payload)):
         native = core.open_batch(payload, limits.max_events, limits.max_depth)
         if native is not None:
             return native
     return DecodedIncoming(decode_batch(payload, limits))
+
+
+def _has_usual_limits(limits: DecodeLimits, payload_bytes: int) -> bool:
+    """Whether the limits of an event are those the core knows, or no event of the payload can reach them."""
+    hashes, tokens = limits.max_hashes_per_event, limits.max_tokens_per_event
+    usual = (DEFAULT_LIMITS.max_hashes_per_event, DEFAULT_LIMITS.max_tokens_per_event)
+    return (hashes, tokens) == usual or payload_bytes <= min(hashes, tokens, *usual)
 
 
 def apply_batch(core: IndexCore, column: WorkerColumn, batch: IncomingBatch) -> Applied:

@@ -28,7 +28,7 @@ from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
 from kvatlas.index.doubts import DoubtBook
 from kvatlas.index.groups import GroupBook
 from kvatlas.index.orphans import OrphanPool, Run
-from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes, normal_medium
+from kvatlas.index.planes import DEFAULT_MEDIUM, Plane, Planes, normal_medium
 
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
 
@@ -120,7 +120,7 @@ class WorkerColumn:
         """As the engine's metrics say; unscaled under decode context parallelism, so stores count more."""
         self.groups = GroupBook()
         self.other_media: set[str] = set()
-        self.orphans = OrphanPool(max_orphan_blocks)
+        self.orphans = OrphanPool(max_orphan_blocks, core.charge)
         self.doubts = DoubtBook(core, number)
         self._core = core
         self._planes = planes
@@ -136,10 +136,10 @@ class WorkerColumn:
         """Apply one BlockStored. Cost: O(blocks)."""
         plane = (normal_medium(event.medium), event.group_idx or 0)
         number = self._planes.number(plane)
+        self._learn_group(plane, event)  # even if there is no room for it: a group that holds nothing allows no hit
         if number is None:
             self._unplaced += len(event.block_hashes)
             return
-        self._learn_group(plane, event)
         numbers = self._core.handle_numbers(event.block_hashes)
         self._core.add_copies(self.number, number, numbers)
         if not numbers:
@@ -148,7 +148,7 @@ class WorkerColumn:
         if run is None:
             self._unprovable += len(numbers)
             return
-        self._teach(event, number)
+        self._teach(event, run, number)
         if event.parent_block_hash is None:
             self._join([(run, self.root_key)])
             return
@@ -288,9 +288,9 @@ class WorkerColumn:
         in_units = extras if units == 1 else _extras_per_unit(extras, units)
         return None if in_units is None else Run(numbers, token_ids, in_units, unit, units)
 
-    def _teach(self, event: BlockStored, plane: int) -> None:
+    def _teach(self, event: BlockStored, run: Run, plane: int) -> None:
         """Have the core apply events like this one by itself, where one hash is one key."""
-        if event.block_size != self.groups.unit_tokens and plane == DEVICE_PLANE:
+        if run.units != 1:
             return
         profile = (
             event.medium,

@@ -8,10 +8,9 @@ from kvatlas.index.column import WorkerColumn
 
 __all__ = ["MemoryKeeper", "MemoryStats"]
 
-_RELIEF_AT = 15 / 16
+_HEADROOM = 512 * 1024
 _SHARE_GIVEN_UP = 8
 _LEAST_BLOCKS = 1024
-_CALLS_PER_CHECK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class MemoryStats:
     """What the index holds.
 
     Attributes:
-        used_bytes: memory taken, tables as allocated and waiting runs by their tokens.
+        used_bytes: memory held for tables and waiting runs.
         max_bytes: the cap; None for none.
         entries: (handle, worker) pairs.
         blocks: (plane, block key) pairs that somebody holds.
@@ -43,55 +42,52 @@ class MemoryKeeper:
     matches say that they are not exact.
     """
 
-    __slots__ = ("_calls", "_checked_bytes", "_core", "_relief_bytes", "max_bytes")
+    __slots__ = ("_core", "_refusals", "_relief_bytes", "max_bytes")
 
     def __init__(self, core: IndexCore, max_bytes: int | None) -> None:
         self._core = core
         self.max_bytes = max_bytes
-        self._relief_bytes = None if max_bytes is None else int(max_bytes * _RELIEF_AT)
-        self._checked_bytes = -1
-        self._calls = 0
+        self._relief_bytes = (
+            0 if max_bytes is None else max_bytes - max(max_bytes // 16, min(max_bytes // 4, _HEADROOM))
+        )
+        self._refusals = 0
 
     @property
     def is_capped(self) -> bool:
         """Whether there is a cap at all."""
-        return self._relief_bytes is not None
+        return self.max_bytes is not None
 
     def relieve(self, columns: Collection[WorkerColumn]) -> None:
         """Make room when there is little left. Call it after every batch.
 
-        Cost: O(1) while no table grew, except for every 256th call, which costs O(workers); O(blocks of the largest
-        worker) when room is made.
+        Cost: O(1) while there is room; O(blocks of the largest worker) when room is made.
         """
-        if self._relief_bytes is None:
+        if self.max_bytes is None:
             return
-        self._calls += 1
-        if self._core.used_bytes == self._checked_bytes and self._calls % _CALLS_PER_CHECK:
-            return
-        self._make_room(columns, self._relief_bytes)
-        self._checked_bytes = self._core.used_bytes
+        while self._core.live_bytes > self._relief_bytes:
+            if not self._give_up(columns):
+                break
+        if self._core.refusals != self._refusals:  # room there may be, but not in pieces as large as are needed
+            self._refusals = self._core.refusals
+            self._give_up(columns)
 
-    def _make_room(self, columns: Collection[WorkerColumn], relief_bytes: int) -> None:
-        while self._used_bytes(columns) > relief_bytes:
-            waiting = max(columns, key=lambda column: column.orphans.blocks_now, default=None)
-            if waiting is not None and waiting.orphans.blocks_now:
-                waiting.drop_orphans(waiting.orphans.blocks_now // 2)
-                continue
-            largest = max(columns, key=lambda column: self._core.entries(column.number), default=None)
-            if largest is None:
-                return
-            share = max(self._core.entries(largest.number) // _SHARE_GIVEN_UP, _LEAST_BLOCKS)
-            if not self._core.forget_oldest(largest.number, share):
-                return
-
-    def _used_bytes(self, columns: Collection[WorkerColumn]) -> int:
-        return self._core.used_bytes + sum(column.orphans.used_bytes for column in columns)
+    def _give_up(self, columns: Collection[WorkerColumn]) -> bool:
+        """Give the least valuable part up. Returns whether anything went."""
+        waiting = max(columns, key=lambda column: column.orphans.blocks_now, default=None)
+        if waiting is not None and waiting.orphans.blocks_now:
+            waiting.drop_orphans(waiting.orphans.blocks_now // 2)
+            return True
+        largest = max(columns, key=lambda column: self._core.entries(column.number), default=None)
+        if largest is None:
+            return False
+        share = max(self._core.entries(largest.number) // _SHARE_GIVEN_UP, _LEAST_BLOCKS)
+        return self._core.forget_oldest(largest.number, share) > 0
 
     def stats(self, columns: Collection[WorkerColumn]) -> MemoryStats:
         """The state as it stands. Cost: O(workers)."""
         stats = [column.stats for column in columns]
         return MemoryStats(
-            used_bytes=self._used_bytes(columns),
+            used_bytes=self._core.used_bytes,
             max_bytes=self.max_bytes,
             entries=sum(self._core.entries(column.number) for column in columns),
             blocks=self._core.blocks,

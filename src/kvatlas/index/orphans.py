@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvatlas.hashing import BlockExtras
@@ -10,6 +10,7 @@ from kvatlas.hashing import BlockExtras
 __all__ = ["OrphanPool", "Run"]
 
 _WORD_BYTES = 8
+_RUN_BYTES = 400  # measured: the objects of one run, its place in the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +37,20 @@ class OrphanPool:
 
     Args:
         max_blocks: how many blocks may wait; beyond it the oldest wait ends and is counted.
+        charge: counts bytes held, more or fewer; says no when there is no room for more.
     """
 
-    __slots__ = ("_max_blocks", "_waiting", "blocks_now", "dropped_blocks", "used_bytes", "waited_blocks")
+    __slots__ = ("_charge", "_max_blocks", "_waiting", "blocks_now", "dropped_blocks", "waited_blocks")
 
-    def __init__(self, max_blocks: int) -> None:
+    def __init__(self, max_blocks: int, charge: Callable[[int], bool]) -> None:
         self._max_blocks = max_blocks
+        self._charge = charge
         self._waiting: OrderedDict[int, list[Run]] = OrderedDict()
         self.blocks_now = 0
         self.waited_blocks = 0
         """Blocks that ever waited."""
         self.dropped_blocks = 0
         """Blocks whose wait was ended for want of room."""
-        self.used_bytes = 0
-        """What the waiting runs hold, by their token ids."""
 
     def add(self, parent: int, run: Run) -> list[int]:
         """Have a run wait for a handle.
@@ -57,9 +58,12 @@ class OrphanPool:
         Returns:
             Handles that nobody waits for any more, since the pool was full.
         """
-        self._waiting.setdefault(parent, []).append(run)
         self.waited_blocks += len(run.numbers)
-        self._count(run, 1)
+        if not self._charge(_held_bytes(run)):
+            self.dropped_blocks += len(run.numbers)
+            return [] if parent in self._waiting else [parent]
+        self._waiting.setdefault(parent, []).append(run)
+        self.blocks_now += len(run.numbers)
         return self.shrink(self._max_blocks)
 
     def shrink(self, max_blocks: int) -> list[int]:
@@ -69,7 +73,7 @@ class OrphanPool:
             parent, dropped = self._waiting.popitem(last=False)
             for run in dropped:
                 self.dropped_blocks += len(run.numbers)
-                self._count(run, -1)
+                self._gone(run)
             given_up.append(parent)
         return given_up
 
@@ -77,15 +81,20 @@ class OrphanPool:
         """The runs that wait for a handle; they no longer do."""
         runs = self._waiting.pop(parent, [])
         for run in runs:
-            self._count(run, -1)
+            self._gone(run)
         return runs
 
     def clear(self) -> None:
         """Forget all of them."""
+        for runs in self._waiting.values():
+            for run in runs:
+                self._gone(run)
         self._waiting.clear()
-        self.blocks_now = 0
-        self.used_bytes = 0
 
-    def _count(self, run: Run, sign: int) -> None:
-        self.blocks_now += sign * len(run.numbers)
-        self.used_bytes += sign * _WORD_BYTES * (len(run.token_ids) + len(run.numbers))
+    def _gone(self, run: Run) -> None:
+        self.blocks_now -= len(run.numbers)
+        self._charge(-_held_bytes(run))
+
+
+def _held_bytes(run: Run) -> int:
+    return _RUN_BYTES + _WORD_BYTES * (len(run.token_ids) + len(run.numbers))

@@ -102,6 +102,7 @@ class PrefixIndex:
             IndexStateError: no such worker.
         """
         column = self._column(worker_id)
+        column.orphans.clear()
         self._core.drop_worker(column.number)
         del self._columns[worker_id]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvatlas.errors import IndexStateError
-from kvatlas.events import AllBlocksCleared, BlockRemoved, BlockStored
+from kvatlas.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode_batch
 from kvatlas.hashing import BlockKeyHasher, Lora, MultimodalItem, RequestExtras
 from kvatlas.index import CopyMode, PrefixIndex
 
@@ -372,3 +372,31 @@ class TestGroups:
         index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
         index.apply("a", stored(0, 4, group_idx=1, kv_cache_spec_kind="unknown"))
         assert hits(index)["a"] == 0
+
+    def test_group_without_a_plane_allows_no_hit(self, index: PrefixIndex) -> None:
+        """When the fleet has used up all planes, a further group's blocks are unknown: no claim, and it says so."""
+        for group in range(2, 260):
+            index.apply("b", stored(0, 1, group_idx=group, kv_cache_spec_kind="full_attention"))
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
+        assert hits(index)["a"] == 16
+        index.apply("a", stored(0, 4, group_idx=1, kv_cache_spec_kind="full_attention"))
+        match = index.match([*TOKENS, 7])["a"]
+        assert (match.hit_tokens, match.exact) == (0, False)
+
+    def test_groups_of_longer_blocks_keep_being_found(self, index: PrefixIndex) -> None:
+        """Blocks of a group that are two keys long match however many events like theirs came before."""
+        index.apply("a", stored(0, 4, group_idx=0, kv_cache_spec_kind="full_attention"))
+        wide = BlockStored(
+            block_hashes=[90, 91],
+            parent_block_hash=None,
+            token_ids=TOKENS,
+            block_size=8,
+            medium="GPU",
+            group_idx=1,
+            kv_cache_spec_kind="full_attention",
+        )
+        for _ in range(3):
+            index.ingest("a", encode_batch(EventBatch(ts=1.0, events=[wide])))
+            assert hits(index)["a"] == 16
+            index.apply("a", BlockRemoved(block_hashes=[90, 91], medium="GPU", group_idx=1))
+            assert hits(index)["a"] == 0

@@ -148,8 +148,7 @@ static kva_applied store(kva_index *index, kva_column *column, uint32_t plane, c
     kva_tokens tokens = {token_ids, event->token_count, KVA_U64};
     if (kva_block_keys(&index->key, &tokens, event->block_size, key, NULL, keys) != KVA_OK)
         return KVA_NEEDS_HELP;
-    kva_column_add_copies(index, column, plane, numbers, blocks);
-    size_t woken = kva_column_join(index, column, numbers, keys, blocks, positions);
+    size_t woken = kva_column_store(index, column, plane, numbers, keys, blocks, positions);
     if (!woken)
         return KVA_ALL_APPLIED;
     return keep_woken(applier, numbers, keys, positions, woken) ? KVA_SOMEBODY_WOKE : KVA_APPLY_NO_MEMORY;

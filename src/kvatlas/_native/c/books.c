@@ -25,11 +25,28 @@ void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t ke
     }
 }
 
+/* Without memory for the set of those who stay, the block is given up for them, too, and counted: a claim too few, and
+   they are told. */
+void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key)
+{
+    if (kva_flat_discard(flat, key, column->worker))
+        return;
+    kva_slot *slot = kva_flat_slot(flat, key);
+    const kva_set *set = &index->sets.sets[slot->set];
+    for (uint32_t i = 0; i < set->length; i++)
+        for (uint64_t bits = kva_set_words(set)[i]; bits; bits &= bits - 1) {
+            uint32_t worker = (set->first + i) * 64 + (uint32_t)__builtin_ctzll(bits);
+            if (worker != column->worker)
+                index->columns[worker]->counts.refused++;
+        }
+    kva_flat_drop(flat, slot);
+}
+
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt)
 {
-    kva_flat_discard(index->planes[plane], key, column->worker);
+    kva_take_claim(index, column, index->planes[plane], key);
     if (in_doubt && index->shadows[plane])
-        kva_flat_discard(index->shadows[plane], key, column->worker);
+        kva_take_claim(index, column, index->shadows[plane], key);
 }
 
 static void drop_if_idle(kva_handles *table, uint32_t place)
@@ -122,6 +139,64 @@ static void give_key(kva_index *index, kva_column *column, kva_handles *table, u
             kva_claim(index, column, plane, key, in_doubt);
 }
 
+/* Give a block its key, where it has none. 1 when somebody waited for it, who then no longer waits. */
+static int join_one(kva_index *index, kva_column *column, uint64_t handle, uint64_t key)
+{
+    kva_handles *table = table_of(column, handle);
+    uint32_t place = kva_handles_find(table, handle);
+    if (place == KVA_NOT_FOUND)
+        return 0;
+    uint8_t mark = table->marks[place];
+    if (!(mark & KVA_KEYED) && kva_is_resident(mark))
+        give_key(index, column, table, place, key);
+    if (!(mark & KVA_WAITED))
+        return 0;
+    table->marks[place] &= (uint8_t)~KVA_WAITED;
+    drop_if_idle(table, place);
+    return 1;
+}
+
+/* A new block of known key: the commonest case by far, and all of it in one place. */
+static void store_new(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint64_t key)
+{
+    table->keys[place] = key;
+    table->marks[place] = KVA_USED | KVA_KEYED | 1;
+    column->counts.resident++;
+    kva_claim(index, column, 0, key, 0);
+}
+
+size_t kva_column_store(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles,
+                        const uint64_t *keys, size_t count, uint32_t *woken)
+{
+    size_t waking = 0;
+    index->ticks += count;
+    column->counts.stored += count;
+    for (size_t i = 0; i < count && i < AHEAD; i++) {
+        prefetch_handle(column, handles[i]);
+        kva_flat_prefetch(index->planes[plane], keys[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            prefetch_handle(column, handles[i + AHEAD]);
+            kva_flat_prefetch(index->planes[plane], keys[i + AHEAD]);
+        }
+        kva_handles *table = table_of(column, handles[i]);
+        uint32_t place = kva_handles_put(table, handles[i]);
+        if (place == KVA_NOT_FOUND) {
+            column->counts.refused++;
+            continue;
+        }
+        if (plane == 0 && table->marks[place] == KVA_USED) {
+            store_new(index, column, table, place, keys[i]);
+            continue;
+        }
+        add_copy(index, column, plane, handles[i]);
+        if (join_one(index, column, handles[i], keys[i]))
+            woken[waking++] = (uint32_t)i;
+    }
+    return waking;
+}
+
 size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
                        uint32_t *woken)
 {
@@ -131,18 +206,8 @@ size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *han
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count)
             kva_flat_prefetch(index->planes[0], keys[i + AHEAD]);
-        kva_handles *table = table_of(column, handles[i]);
-        uint32_t place = kva_handles_find(table, handles[i]);
-        if (place == KVA_NOT_FOUND)
-            continue;
-        uint8_t mark = table->marks[place];
-        if (!(mark & KVA_KEYED) && kva_is_resident(mark))
-            give_key(index, column, table, place, keys[i]);
-        if (mark & KVA_WAITED) {
+        if (join_one(index, column, handles[i], keys[i]))
             woken[waking++] = (uint32_t)i;
-            table->marks[place] &= (uint8_t)~KVA_WAITED;
-            drop_if_idle(table, place);
-        }
     }
     return waking;
 }

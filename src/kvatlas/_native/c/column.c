@@ -2,8 +2,9 @@
 
 #include <string.h>
 
-/* Full at 7/8, grown by 3/10: memory counts here, there is one entry for every block on every worker. */
-enum { FIRST_ENTRIES = 32, FULL_NUMERATOR = 7, FULL_DENOMINATOR = 8, FIRST_OTHERS = 16 };
+/* Full at 4/5, grown by 2/5: memory counts here, there is one entry for every block on every worker, but the last few
+   places cost long searches. */
+enum { FIRST_ENTRIES = 32, FULL_NUMERATOR = 4, FULL_DENOMINATOR = 5, FIRST_OTHERS = 16 };
 
 /* Whether an entry found at `at`, whose home is `home`, may move back to `hole`. */
 static int may_move(uint32_t at, uint32_t home, uint32_t hole, uint32_t capacity)
@@ -17,6 +18,15 @@ static uint32_t free_place(const kva_handles *table, uint64_t handle)
 {
     uint32_t at = kva_handle_home(handle, table->capacity);
     while (table->marks[at])
+        at = kva_after(at, table->capacity);
+    return at;
+}
+
+/* The place of a handle, or the free place where it would go. */
+static uint32_t its_place(const kva_handles *table, uint64_t handle)
+{
+    uint32_t at = kva_handle_home(handle, table->capacity);
+    while (table->marks[at] && table->handles[at] != handle)
         at = kva_after(at, table->capacity);
     return at;
 }
@@ -39,31 +49,37 @@ static int resize(kva_handles *table, uint32_t capacity)
         resized.keys[at] = table->keys[i];
         resized.marks[at] = table->marks[i];
     }
-    kva_give_back(table->budget, table->handles, (size_t)kva_handle_bytes(table->capacity));
+    kva_give_back(table->budget, table->handles);
     *table = resized;
     return 1;
 }
 
+static int is_full(const kva_handles *table)
+{
+    return table->count >= (uint32_t)((uint64_t)table->capacity * FULL_NUMERATOR / FULL_DENOMINATOR);
+}
+
 /* First sizes are spread over one step of growth, so that a column's tables do not grow together. */
-static int make_room(kva_handles *table, uint64_t handle)
+static int grow(kva_handles *table, uint64_t handle)
 {
     if (!table->capacity)
-        return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 10 / KVA_TABLES);
-    if (table->count < (uint32_t)((uint64_t)table->capacity * FULL_NUMERATOR / FULL_DENOMINATOR))
-        return 1;
-    if (table->capacity > UINT32_MAX / 2)
-        return 0;
-    return resize(table, table->capacity + table->capacity / 10 * 3 + 3);
+        return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 13 / KVA_TABLES);
+    return table->capacity <= UINT32_MAX / 2 && resize(table, table->capacity + table->capacity / 5 * 2);
 }
 
 uint32_t kva_handles_put(kva_handles *table, uint64_t handle)
 {
-    uint32_t at = kva_handles_find(table, handle);
-    if (at != KVA_NOT_FOUND)
-        return at;
-    if (!make_room(table, handle))
-        return KVA_NOT_FOUND;
-    at = free_place(table, handle);
+    uint32_t at = KVA_NOT_FOUND;
+    if (table->capacity) {
+        at = its_place(table, handle);
+        if (table->marks[at])
+            return at;
+    }
+    if (is_full(table)) { /* an empty table, too */
+        if (!grow(table, handle))
+            return KVA_NOT_FOUND;
+        at = free_place(table, handle);
+    }
     table->handles[at] = handle;
     table->keys[at] = 0;
     table->marks[at] = KVA_USED;
@@ -88,8 +104,9 @@ void kva_handles_erase(kva_handles *table, uint32_t hole)
 
 void kva_handles_shrink(kva_handles *table, uint32_t sparse)
 {
-    if (table->count < table->capacity / sparse && table->capacity > 2 * FIRST_ENTRIES)
-        resize(table, table->count + table->count / 4 + FIRST_ENTRIES); /* without memory it stays as it is */
+    uint32_t capacity = table->count + table->count / 4 + FIRST_ENTRIES;
+    if (table->count < table->capacity / sparse && table->capacity > 2 * FIRST_ENTRIES && capacity < table->capacity)
+        resize(table, capacity); /* without memory it stays as it is */
 }
 
 /* The second table */
@@ -133,7 +150,7 @@ static int resize_others(kva_handles *table, uint32_t capacity)
     for (uint32_t i = 0; i < before_capacity; i++)
         if (before[i].copies)
             put_copies(table, before[i]);
-    kva_give_back(table->budget, before, sizeof(kva_copies) * before_capacity);
+    kva_give_back(table->budget, before);
     return 1;
 }
 
@@ -231,8 +248,8 @@ int kva_copies_set(kva_handles *table, uint32_t place, uint32_t plane, uint32_t 
 void kva_handles_free(kva_handles *table)
 {
     kva_budget *budget = table->budget;
-    kva_give_back(budget, table->handles, (size_t)kva_handle_bytes(table->capacity));
-    kva_give_back(budget, table->others, sizeof(kva_copies) * table->other_capacity);
+    kva_give_back(budget, table->handles);
+    kva_give_back(budget, table->others);
     memset(table, 0, sizeof *table);
     table->budget = budget;
 }

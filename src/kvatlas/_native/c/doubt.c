@@ -12,7 +12,7 @@ static void cast_shadow(kva_index *index, kva_column *column, uint32_t plane, ui
 {
     if (!has(index, index->planes[plane], key, column->worker))
         return;
-    kva_flat_discard(index->planes[plane], key, column->worker);
+    kva_take_claim(index, column, index->planes[plane], key);
     kva_flat *shadow = kva_index_shadow(index, plane);
     if (!shadow || !kva_flat_add(shadow, key, column->worker, kva_index_stamp(index)))
         column->counts.refused++;
@@ -97,7 +97,7 @@ void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *ke
         if (in_doubt && (certain || known == KVA_NOT_FOUND)) {
             if (!kva_flat_add(index->planes[0], keys[i], column->worker, kva_index_stamp(index)))
                 continue;
-            kva_flat_discard(index->shadows[0], keys[i], column->worker);
+            kva_take_claim(index, column, index->shadows[0], keys[i]);
             if (known != KVA_NOT_FOUND)
                 column->unsure = 0;
             (*ended)++;
@@ -107,7 +107,7 @@ void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *ke
                 continue;
             uint32_t place = kva_handles_put(&column->reported, keys[i]);
             if (place == KVA_NOT_FOUND) { /* a claim nobody could take back */
-                kva_flat_discard(flat, keys[i], column->worker);
+                kva_take_claim(index, column, flat, keys[i]);
                 continue;
             }
             column->reported.keys[place] = column->counts.stored;
@@ -123,7 +123,7 @@ size_t kva_column_refute(kva_index *index, kva_column *column, const uint64_t *k
     for (size_t i = 0; i < count; i++) {
         if (!has(index, index->shadows[0], keys[i], column->worker))
             continue;
-        kva_flat_discard(index->shadows[0], keys[i], column->worker);
+        kva_take_claim(index, column, index->shadows[0], keys[i]);
         gone++;
     }
     return gone;

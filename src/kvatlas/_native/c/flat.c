@@ -32,20 +32,25 @@ static int resize(kva_flat *flat, kva_segment *segment, uint32_t capacity)
     for (uint32_t i = 0; i < segment->capacity; i++)
         if (segment->slots[i].set != KVA_EMPTY_SET)
             put(&resized, segment->slots[i]);
-    kva_give_back(flat->sets->budget, segment->slots, sizeof(kva_slot) * segment->capacity);
+    kva_give_back(flat->sets->budget, segment->slots);
     *segment = resized;
     return 1;
 }
 
-static int make_room(kva_flat *flat, kva_segment *segment)
+static int grow(kva_flat *flat, kva_segment *segment)
 {
     if (!segment->slots)
         return resize(flat, segment, first_capacity(flat, segment));
-    if (segment->count < limit_of(segment->capacity))
-        return 1;
-    if (segment->capacity > UINT32_MAX / 2)
-        return segment->count + 1 < segment->capacity;
-    return resize(flat, segment, segment->capacity + segment->capacity / 2);
+    return segment->capacity <= UINT32_MAX / 2 && resize(flat, segment, segment->capacity + segment->capacity / 2);
+}
+
+/* The slot of a key, or the empty one where it would go. */
+static kva_slot *its_slot(const kva_segment *segment, uint64_t key)
+{
+    uint32_t at = kva_home(segment, key);
+    while (segment->slots[at].set != KVA_EMPTY_SET && segment->slots[at].key != key)
+        at = at + 1 == segment->capacity ? 0 : at + 1;
+    return &segment->slots[at];
 }
 
 static void name_set(kva_flat *flat, kva_slot *slot, uint32_t set)
@@ -58,8 +63,9 @@ static void name_set(kva_flat *flat, kva_slot *slot, uint32_t set)
 
 int kva_flat_add(kva_flat *flat, uint64_t key, uint32_t worker, uint32_t stamp)
 {
-    kva_slot *slot = kva_flat_slot(flat, key);
-    if (slot) {
+    kva_segment *segment = kva_segment_of(flat, key);
+    kva_slot *slot = segment->slots ? its_slot(segment, key) : NULL;
+    if (slot && slot->set != KVA_EMPTY_SET) {
         uint32_t set = kva_set_with(flat->sets, slot->set, worker);
         if (set == KVA_NO_SET)
             return 0;
@@ -68,14 +74,16 @@ int kva_flat_add(kva_flat *flat, uint64_t key, uint32_t worker, uint32_t stamp)
         slot->stamp = stamp;
         return 1;
     }
-    kva_segment *segment = kva_segment_of(flat, key);
-    if (!make_room(flat, segment))
-        return 0;
+    if (segment->count >= limit_of(segment->capacity)) {
+        if (!grow(flat, segment))
+            return 0;
+        slot = its_slot(segment, key);
+    }
     uint32_t set = kva_set_with(flat->sets, KVA_EMPTY_SET, worker);
     if (set == KVA_NO_SET)
         return 0;
     kva_set_hold(flat->sets, set);
-    put(segment, (kva_slot){key, set, stamp});
+    *slot = (kva_slot){key, set, stamp};
     segment->count++;
     flat->count++;
     return 1;
@@ -102,21 +110,9 @@ static void erase(kva_segment *segment, uint32_t hole)
     segment->slots[hole].set = KVA_EMPTY_SET;
 }
 
-void kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker)
+void kva_flat_drop(kva_flat *flat, kva_slot *slot)
 {
-    kva_slot *slot = kva_flat_slot(flat, key);
-    if (!slot)
-        return;
-    uint32_t set = kva_set_without(flat->sets, slot->set, worker);
-    if (set == KVA_NO_SET) { /* no memory for the smaller set: give the whole block up, which claims less */
-        set = KVA_EMPTY_SET;
-    }
-    if (set != KVA_EMPTY_SET) {
-        if (set != slot->set)
-            name_set(flat, slot, set);
-        return;
-    }
-    kva_segment *segment = kva_segment_of(flat, key);
+    kva_segment *segment = kva_segment_of(flat, slot->key);
     kva_set_release(flat->sets, slot->set);
     erase(segment, (uint32_t)(slot - segment->slots));
     segment->count--;
@@ -125,11 +121,26 @@ void kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker)
         resize(flat, segment, segment->capacity / 2); /* without memory it stays as it is */
 }
 
+int kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker)
+{
+    kva_slot *slot = kva_flat_slot(flat, key);
+    if (!slot)
+        return 1;
+    uint32_t set = kva_set_without(flat->sets, slot->set, worker);
+    if (set == KVA_NO_SET)
+        return 0;
+    if (set == KVA_EMPTY_SET)
+        kva_flat_drop(flat, slot);
+    else if (set != slot->set)
+        name_set(flat, slot, set);
+    return 1;
+}
+
 void kva_flat_free(kva_flat *flat)
 {
     for (uint32_t i = 0; i < KVA_SEGMENTS; i++) {
         kva_segment *segment = &flat->segments[i];
-        kva_give_back(flat->sets->budget, segment->slots, sizeof(kva_slot) * segment->capacity);
+        kva_give_back(flat->sets->budget, segment->slots);
         memset(segment, 0, sizeof *segment);
     }
     flat->count = 0;

@@ -64,8 +64,12 @@ static inline kva_slot *kva_flat_slot(kva_flat *flat, uint64_t key)
 /* A worker holds a block; repeating it renews the stamp. 0 when there is no memory: then nothing changed. */
 int kva_flat_add(kva_flat *flat, uint64_t key, uint32_t worker, uint32_t stamp);
 
-/* A worker no longer holds a block; it need not have. */
-void kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker);
+/* A worker no longer holds a block; it need not have. 0 when there is no memory for the smaller set: then nothing
+   changed. */
+int kva_flat_discard(kva_flat *flat, uint64_t key, uint32_t worker);
+
+/* Nobody holds the block of a slot any more. Slots may move. */
+void kva_flat_drop(kva_flat *flat, kva_slot *slot);
 
 void kva_flat_free(kva_flat *flat);
 

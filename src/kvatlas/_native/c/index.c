@@ -23,7 +23,7 @@ static void free_column(kva_index *index, kva_column *column)
         kva_handles_free(&column->tables[i]);
     kva_handles_free(&column->reported);
     index->columns[column->worker] = NULL;
-    kva_give_back(&index->budget, column, sizeof *column);
+    kva_give_back(&index->budget, column);
 }
 
 void kva_index_free(kva_index *index)
@@ -35,12 +35,13 @@ void kva_index_free(kva_index *index)
             free_column(index, index->columns[i]);
     for (uint32_t i = 0; i < index->plane_count; i++) {
         kva_flat_free(index->planes[i]);
-        kva_give_back(&index->budget, index->planes[i], sizeof(kva_flat));
+        kva_give_back(&index->budget, index->planes[i]);
         if (index->shadows[i])
             kva_flat_free(index->shadows[i]);
-        kva_give_back(&index->budget, index->shadows[i], sizeof(kva_flat));
+        kva_give_back(&index->budget, index->shadows[i]);
     }
     kva_sets_free(&index->sets);
+    kva_budget_free(&index->budget);
     free(index);
 }
 

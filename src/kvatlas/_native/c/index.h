@@ -81,6 +81,10 @@ void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane,
 size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
                        uint32_t *woken);
 
+/* Both at once: a store whose blocks' keys are known. */
+size_t kva_column_store(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles,
+                        const uint64_t *keys, size_t count, uint32_t *woken);
+
 /* One copy less of each block. */
 void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count);
 
@@ -127,6 +131,7 @@ kva_flat *kva_index_shadow(kva_index *index, uint32_t plane);
 
 /* Used by books.c and doubt.c. */
 void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
+void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key);
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
 void kva_drop_reported(kva_index *index, kva_column *column);
 void kva_doubt_reported(kva_index *index, kva_column *column);

@@ -32,10 +32,10 @@ void kva_sets_free(kva_sets *sets)
 {
     for (uint32_t i = 1; sets->sets && i < sets->count; i++)
         if (sets->sets[i].length > 1)
-            kva_give_back(sets->budget, sets->sets[i].bits.words, sizeof(uint64_t) * sets->sets[i].length);
-    kva_give_back(sets->budget, sets->sets, sizeof(kva_set) * sets->capacity);
-    kva_give_back(sets->budget, sets->buckets, sizeof(uint32_t) * sets->bucket_count);
-    kva_give_back(sets->budget, sets->steps, sizeof(kva_set_step) * KVA_SET_STEPS);
+            kva_give_back(sets->budget, sets->sets[i].bits.words);
+    kva_give_back(sets->budget, sets->sets);
+    kva_give_back(sets->budget, sets->buckets);
+    kva_give_back(sets->budget, sets->steps);
     sets->sets = NULL;
     sets->buckets = NULL;
     sets->steps = NULL;
@@ -52,7 +52,7 @@ static void grow_buckets(kva_sets *sets)
     uint32_t *buckets = kva_take(sets->budget, sizeof(uint32_t) * doubled);
     if (!buckets)
         return; /* longer buckets are only slower */
-    kva_give_back(sets->budget, sets->buckets, sizeof(uint32_t) * sets->bucket_count);
+    kva_give_back(sets->budget, sets->buckets);
     sets->buckets = buckets;
     sets->bucket_count = doubled;
     for (uint32_t i = 1; i < sets->count; i++) {
@@ -78,7 +78,7 @@ static uint32_t new_number(kva_sets *sets)
         if (!larger)
             return 0;
         memcpy(larger, sets->sets, sizeof(kva_set) * sets->count);
-        kva_give_back(sets->budget, sets->sets, sizeof(kva_set) * sets->capacity);
+        kva_give_back(sets->budget, sets->sets);
         sets->sets = larger;
         sets->capacity = capacity;
     }
@@ -102,7 +102,7 @@ static uint32_t intern(kva_sets *sets, uint64_t hash, const uint64_t *words, uin
         return KVA_NO_SET;
     uint32_t number = new_number(sets);
     if (!number) {
-        kva_give_back(sets->budget, stored, sizeof(uint64_t) * length);
+        kva_give_back(sets->budget, stored);
         return KVA_NO_SET;
     }
     if (sets->live++ >= sets->bucket_count)
@@ -132,7 +132,7 @@ static void drop(kva_sets *sets, uint32_t number)
         link = &sets->sets[*link].next;
     *link = set->next;
     if (set->length > 1)
-        kva_give_back(sets->budget, set->bits.words, sizeof(uint64_t) * set->length);
+        kva_give_back(sets->budget, set->bits.words);
     set->length = 0;
     set->generation++;
     set->next = sets->free;

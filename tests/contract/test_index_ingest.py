@@ -1,0 +1,316 @@
+"""One index on the native core and one on its Python twin: the same payloads make the same of both."""
+
+import hashlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvatlas._native import load_native_index
+from kvatlas._native._pure_index import IndexCore
+from kvatlas.errors import EventDecodeError
+from kvatlas.events import DecodeLimits
+from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, Lora, MultimodalItem, RequestExtras
+from kvatlas.index import CopyMode, PrefixIndex
+from kvatlas.stream import RecordedFrames, RecordedRequest, read_recording
+from support.backends import NOT_BUILT
+from support.golden import golden_files
+from support.msgpack_forms import damaged, packed
+
+NATIVE = load_native_index()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=NOT_BUILT)
+
+STREAMS = ("vllm-bytes-serial", "vllm-cbor-mix", "vllm-cbor-serial", "vllm-gemma-mix", "vllm-xxcbor-mix")
+UNIT = 2
+WORKERS = ("a", "b")
+# What prompts are made of: one digit is one unit of two tokens. They share prefixes.
+PATHS = ("00000000", "00001111", "00110011", "01111111", "1111")
+PROMPTS = [[int(digit) for digit in path for _ in range(UNIT)] for path in PATHS]
+LORA = RequestExtras(lora=Lora("L", "/l"))
+SALT = RequestExtras(cache_salt="s")
+IMAGE = RequestExtras(multimodal=(MultimodalItem("img", 1, 3),))
+EXTRAS = (NO_EXTRAS, LORA, SALT, IMAGE)
+
+
+@contextmanager
+def core_of(core_class):
+    """Indexes made here run on one core."""
+    with mock.patch("kvatlas.index.prefix_index.new_index_core", core_class):
+        yield
+
+
+class Both:
+    """The two indexes, held to one another."""
+
+    def __init__(self, **options):
+        self.indexes = []
+        for core_class in (NATIVE, IndexCore):
+            with core_of(core_class):
+                self.indexes.append(PrefixIndex(BlockKeyHasher(seed=3), **options))
+
+    def same(self, ask):
+        """What both answer."""
+        native, pure = (ask(index) for index in self.indexes)
+        assert native == pure
+        return native
+
+    def ingest(self, worker, payload, **options):
+        """Feed both. Returns what came of it, or the error's type."""
+        return self.same(lambda index: outcome(index, worker, payload, options))
+
+    def check(self, prompts=PROMPTS, extras=EXTRAS):
+        """Ask both everything."""
+        for worker in self.indexes[0].worker_ids:
+            self.same(lambda index, worker=worker: (index.stats(worker), index.block_size(worker)))
+        self.same(lambda index: (index.memory.entries, index.memory.blocks))
+        for prompt in prompts:
+            for each in extras:
+                self.same(lambda index, prompt=prompt, each=each: matches(index, prompt, each))
+
+
+def matches(index, prompt, extras=NO_EXTRAS):
+    """A match as plain data."""
+    return {
+        worker: (m.hit_tokens, m.hit_blocks, m.block_size, m.exact, m.tiers)
+        for worker, m in index.match(prompt, extras=extras).items()
+    }
+
+
+def outcome(index, worker, payload, options):
+    """What one payload amounts to, as plain data."""
+    try:
+        applied = index.ingest(worker, payload, **options)
+    except EventDecodeError as error:
+        return type(error)
+    malformed = [str(error) for error in applied.malformed]
+    return (applied.events, applied.cleared, malformed, applied.unknown_events)
+
+
+# Made streams
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How one engine speaks: its form of hashes, and its groups as (kind, window, units of a block)."""
+
+    form: str
+    groups: tuple[tuple[str | None, int | None, int], ...]
+    numbers_groups: bool
+
+
+FULL = ("full_attention", None, 1)
+SETUPS = (
+    ((None, None, 1),),
+    (FULL,),
+    (("full_attention", None, 2),),
+    (FULL, ("sliding_window", 3, 1)),
+    (FULL, ("mamba", None, 2)),
+    (("full_attention", None, 2), ("sliding_window", 5, 1), ("mamba", None, 4)),
+    (FULL, ("chunked_local_attention", None, 2)),
+    (FULL, ("of no known rule", None, 1)),
+)
+ENGINES = st.builds(
+    Engine, st.sampled_from(["unsigned", "signed", "bytes", "short"]), st.sampled_from(SETUPS), st.booleans()
+)
+
+
+def handle(engine, path, extras, units):
+    """The engine's hash of what ends with this path; groups with longer blocks have hashes of their own."""
+    digest = hashlib.sha256(f"{path} {extras} {units}".encode()).digest()
+    match engine.form:
+        case "bytes":
+            return digest
+        case "short":
+            return int(digest[0]) & 63
+        case form:
+            return int.from_bytes(digest[:8], "big", signed=form == "signed")
+
+
+EVENT = st.fixed_dictionaries(
+    {
+        "what": st.sampled_from(["store"] * 5 + ["all groups"] * 3 + ["remove"] * 3 + ["clear", "unknown", "broken"]),
+        "path": st.sampled_from(PATHS),
+        "group": st.integers(0, 2),
+        "first": st.integers(0, 3),
+        "blocks": st.integers(0, 4),
+        "medium": st.sampled_from(["GPU"] * 6 + ["gpu", None, "CPU", "CPU", "CPU_PINNED", ""]),
+        "extras": st.sampled_from([0] * 8 + [1, 2, 3, 4, 5, 6]),
+        "masked": st.sampled_from([0] * 6 + [1, 2]),
+        "size": st.sampled_from([None] * 16 + [0, 1, 3, 8]),
+        "odd": st.sampled_from(["no"] * 12 + ["bigram", "array", "array", "no parent", "no kind", "long medium"]),
+        "break": st.integers(0, 5),
+    }
+)
+BATCH = st.tuples(st.sampled_from(WORKERS), st.lists(EVENT, min_size=1, max_size=5), st.integers(0, 2**32))
+
+
+def extra_fields(kind, count, at_root):
+    """(extra_keys, lora_name, cache_salt) of a store of so many blocks."""
+    first = [["s"]] if at_root else [None]
+    rest = [None] * (count - 1)
+    return {
+        0: (None, None, None),
+        1: ([["L"]] * count, "L", None),
+        2: ((first + rest)[:count], None, None),
+        3: ([[["img", 1 - i * UNIT]] for i in range(count)], None, None),
+        4: ([["s", "t"]] * count, None, None),
+        5: (None, None, "s"),
+        6: ([None] * count, None, None),
+    }[kind]
+
+
+def stored(engine, spec, kind, window, units, group):
+    """A BlockStored as a dictionary, in the order of the wire."""
+    size, block = (units if spec["size"] is None else spec["size"]) * UNIT, units
+    path, start = spec["path"], spec["first"] * block
+    ends = range(start + block, min(len(path), start + spec["blocks"] * block) + 1, block)
+    tokens = [int(digit) for digit in path[start : ends[-1] if ends else start] for _ in range(UNIT)]
+    hashes = [handle(engine, path[:end], spec["extras"], units) for end in ends]
+    if spec["masked"]:
+        hashes = hashes[spec["masked"] :]
+    if spec["odd"] == "bigram":
+        tokens = [[token, token] for token in tokens]
+    parent = handle(engine, path[:start], spec["extras"], units) if start and spec["odd"] != "no parent" else None
+    keys, lora, salt = extra_fields(spec["extras"], len(hashes), parent is None)
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": size,
+        "lora_id": None if lora is None else 1,
+        "medium": "x" * 60 if spec["odd"] == "long medium" else spec["medium"],
+        "lora_name": lora,
+        "extra_keys": keys,
+        "group_idx": group,
+        "kv_cache_spec_kind": None if spec["odd"] == "no kind" else kind,
+        "kv_cache_spec_sliding_window": window,
+    } | ({} if salt is None else {"cache_salt": salt})
+
+
+def made_events(engine, spec):
+    """One event; or the whole path in every group, as engines announce a prompt."""
+    if spec["what"] != "all groups":
+        return [made_event(engine, spec)]
+    whole = {**spec, "what": "store", "first": 0, "blocks": 8, "size": None, "masked": 0}
+    return [made_event(engine, {**whole, "group": number}) for number in range(len(engine.groups))]
+
+
+def made_event(engine, spec):
+    """One event as MessagePack would show it."""
+    number = spec["group"] % len(engine.groups)
+    kind, window, units = engine.groups[number]
+    group = number if number or engine.numbers_groups else None
+    match spec["what"]:
+        case "store":
+            event = stored(engine, spec, kind, window, units, group)
+        case "remove":
+            ends = range(units * (1 + spec["first"]), len(spec["path"]) + 1, units)[: spec["blocks"]]
+            hashes = [handle(engine, spec["path"][:end], spec["extras"], units) for end in ends]
+            event = {"type": "BlockRemoved", "block_hashes": hashes, "medium": spec["medium"], "group_idx": group}
+        case "clear":
+            event = {"type": "AllBlocksCleared"}
+        case "unknown":
+            event = {"type": "BlockMoved", "block_hashes": [1]}
+        case _:
+            broken = stored(engine, spec, kind, window, units, group)
+            name = ("type", "block_hashes", "token_ids", "block_size", "medium", "group_idx")[spec["break"]]
+            event = {field: value for field, value in broken.items() if field != name} | (
+                {} if spec["break"] % 2 else {name: -1}
+            )
+    return list(event.values()) if spec["odd"] == "array" else event
+
+
+def payload_of(engine, specs, seed):
+    """A batch's bytes; numbers, texts and containers in any encoding."""
+    return packed([1.5, [event for spec in specs for event in made_events(engine, spec)], None], Random(seed))
+
+
+def new_pair(modes, *, max_orphan_blocks=6):
+    """Both, with the workers; few blocks may wait for their parents."""
+    both = Both(max_orphan_blocks=max_orphan_blocks)
+    for worker, mode, size in zip(WORKERS, modes, (None, UNIT), strict=True):
+        both.same(
+            lambda index, worker=worker, mode=mode, size=size: index.add_worker(worker, block_size=size, copy_mode=mode)
+        )
+    return both
+
+
+MODES = st.tuples(*[st.sampled_from(list(CopyMode))] * 2)
+DAMAGE = st.sampled_from([False] * 5 + [True])
+
+
+@settings(max_examples=200)
+@given(engines=st.tuples(ENGINES, ENGINES), modes=MODES, batches=st.lists(st.tuples(BATCH, DAMAGE), max_size=14))
+def test_made_streams(engines, modes, batches):
+    """Whatever engines send, whole or damaged: same outcome, same counters, same matches after every batch."""
+    both = new_pair(modes)
+    for (worker, specs, seed), is_damaged in batches:
+        payload = payload_of(engines[WORKERS.index(worker)], specs, seed)
+        both.ingest(worker, damaged(payload, Random(seed)) if is_damaged else payload)
+        both.check()
+
+
+@settings(max_examples=60)
+@given(
+    engine=ENGINES,
+    order=st.permutations(range(8)),
+    again=st.lists(st.integers(0, 7), max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_chains_in_any_order(engine, order, again, seed):
+    """Blocks one by one, parents after their children, some twice: waits end alike, and all are found in the end."""
+    both = new_pair((CopyMode.COUNT, CopyMode.COUNT), max_orphan_blocks=100)
+    _, _, units = engine.groups[0]
+    spec = {"what": "store", "path": PATHS[0], "group": 0, "blocks": 1, "medium": "GPU", "extras": 0, "masked": 0}
+    random = Random(seed)
+    for block in [*order, *again]:
+        event = made_event(engine, {**spec, "first": block % (8 // units), "size": None, "odd": "no", "break": 0})
+        both.ingest("a", packed([1.5, [event], None], random))
+        both.check(extras=(NO_EXTRAS,))
+    if len(engine.groups) == 1 and engine.form != "short":
+        for index in both.indexes:
+            assert index.match([*PROMPTS[0], 9])["a"].hit_blocks == 8 // units
+
+
+@given(data=st.binary(max_size=60))
+def test_any_bytes(data):
+    """Bytes that are no batch raise the same error."""
+    both = new_pair((CopyMode.COUNT, CopyMode.COUNT))
+    both.ingest("a", data)
+    both.check()
+
+
+@given(
+    limits=st.builds(DecodeLimits, *[st.integers(0, 200)] * 2, *[st.integers(0, 9)] * 2), batch=BATCH, engine=ENGINES
+)
+def test_limits(limits, batch, engine):
+    """Each limit refuses the same batches and events on both."""
+    both = new_pair((CopyMode.COUNT, CopyMode.COUNT))
+    for _ in range(2):
+        both.ingest("a", payload_of(engine, *batch[1:]), limits=limits)
+        both.check()
+
+
+# Recorded streams
+
+
+@pytest.mark.parametrize("path", golden_files("streams", STREAMS), ids=lambda path: path.stem)
+def test_recorded_streams(path):
+    """Real streams: same counters all along, same matches for every recorded request."""
+    both = Both()
+    both.same(lambda index: index.add_worker("a"))
+    requests = 0
+    for line in read_recording(path):
+        if isinstance(line, RecordedFrames):
+            both.ingest("a", line.payload)
+            both.same(lambda index: index.stats("a"))
+        elif isinstance(line, RecordedRequest):
+            requests += 1
+            extras = RequestExtras(cache_salt=line.cache_salt)
+            both.same(lambda index, line=line, extras=extras: matches(index, line.prompt_token_ids, extras))
+    assert requests > 10
