@@ -156,6 +156,8 @@ class IndexCore(DoubtingState):
             if copies > 1 and not entry.in_doubt:  # in doubt, the last copy may be gone
                 entry.copies[plane] = copies - 1
                 continue
+            if entry.block_key is None:
+                self._doubt_reported(column, worker)  # its content is unknown: it, too, may have been one of those
             self._take(column, worker, entry, plane)
             self._leave(column, number, entry)
 

@@ -236,6 +236,8 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
         column->counts.resident--;
         if (table->marks[place] & KVA_KEYED)
             kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
+        else
+            kva_doubt_reported(index, column); /* its content is unknown: it, too, may have been one of those */
         leave(column, table, place);
         kva_handles_shrink(table, 8);
     }
