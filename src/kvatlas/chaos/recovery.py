@@ -1,5 +1,7 @@
 """How fast a worker's blocks are found again after a loss."""
 
+import math
+
 __all__ = ["Recovery"]
 
 _WINDOW_TURNOVERS = 0.25
@@ -48,9 +50,14 @@ class Recovery:
         return [(w * _WINDOW_TURNOVERS, found / held) for w, (held, found) in sorted(self._windows.items())]
 
     def whole_after(self) -> float | None:
-        """Turnovers from the detection to the first window from which on recall is at least 99 %; None = not yet."""
-        whole: float | None = None
-        for begin, recall in reversed(self.recalls()):
+        """Turnovers from the loss to the first window from which on recall is at least 99 %.
+
+        None when there was no loss, or when less than one turnover was seen since and recall is not whole yet;
+        infinity when more was seen and it is not.
+        """
+        recalls = self.recalls()
+        whole = math.inf if recalls and recalls[-1][0] >= 1 else None
+        for begin, recall in reversed(recalls):
             if recall < _GOOD:
                 break
             whole = begin

@@ -1,5 +1,6 @@
 """Runs side by side, and what each showed in one row."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ __all__ = ["ChaosReport", "ChaosRow", "run_chaos"]
 _LATE_S = 0.1
 """Room for the question after a poll falls due and for its answer."""
 _SLACK_TURNOVERS = 0.25
-"""Stores that were lost are not counted by the index, so that a turnover may take a little longer."""
+"""The batch that completes a turnover may be a large one."""
 
 
 class ChaosRow(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class ChaosRow(msgspec.Struct, frozen=True):
             counts the stores it hears of.
         recall_99_after_turnovers: turnovers from the last loss until, of the leading prompt blocks that a worker held,
             weighted by being asked for, at least 99 % were claimed with credit from then on. None: nothing was lost,
-            or it did not come so far.
+            or it did not come so far, or the run was over before one turnover was.
         broken: guarantees that did not hold, in words.
     """
 
@@ -91,7 +92,7 @@ def _row(fault: str, seed: int, outcome: Outcome) -> ChaosRow:
         overclaimed_blocks_before_detection=max(each.overclaimed_before for each in findings),
         overclaimed_blocks_after_detection=max(each.overclaimed_after for each in findings),
         unconfirmed_gone_after_turnovers=_worst(each.doubts_gone_after_turnovers for each in findings),
-        recall_99_after_turnovers=None if None in recalls else _worst(recalls),
+        recall_99_after_turnovers=None if math.inf in recalls else _worst(recalls),
     )
     late_s = max(each.late_s for each in findings)
     return msgspec.structs.replace(row, broken=_broken(row, late_s, outcome))

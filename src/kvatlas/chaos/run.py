@@ -33,7 +33,6 @@ __all__ = ["ChaosRun", "ChaosSettings", "Outcome"]
 
 _VERIFY_EVERY = 200
 _BLOCK_TOKENS = 16
-_RATE_PER_WORKER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,8 @@ class ChaosSettings:
         seed: of the traffic, the engines and the faults.
         policy: name of a routing policy.
         buffer_steps: batches that engines keep for replay.
+        requests_per_s: mean rate in a burst, for each engine.
+        quiet_s: spells without any request, between bursts of 20 s.
     """
 
     workers: int = 4
@@ -55,6 +56,8 @@ class ChaosSettings:
     seed: int = 1
     policy: str = "cost"
     buffer_steps: int = 10_000
+    requests_per_s: float = 1.5
+    quiet_s: float = 8.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot run.
@@ -68,7 +71,11 @@ class ChaosSettings:
     @property
     def traffic(self) -> TrafficConfig:
         """The load: six conversations for each engine."""
-        return TrafficConfig(conversations=6 * self.workers, requests_per_s=_RATE_PER_WORKER * self.workers)
+        return TrafficConfig(
+            conversations=6 * self.workers,
+            requests_per_s=self.requests_per_s * self.workers,
+            quiet_s=self.quiet_s,
+        )
 
     @property
     def duration_s(self) -> float:

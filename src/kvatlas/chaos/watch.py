@@ -9,7 +9,7 @@ Every figure is taken at instants when all that arrived was dealt with.
 * A claim is at *full credit* when the worker's trust is credited and the claim is beyond doubt. An *over-claim* is a
   claim at full credit on a block that the engine does not hold.
 * A loss is *detected* when the worker loses its credit, or its claims come in doubt, or what was missing is applied.
-* A *turnover* is as many blocks stored by the engine as its pool has.
+* A *turnover* is as many blocks stored as the engine's pool has: by the engine, or for doubts, as the index heard.
 """
 
 from collections.abc import Callable
@@ -140,12 +140,14 @@ class WorkerWatch:
         self.source.on_batch(seq, payload)
         if self._missing.get(seq) == payload:
             del self._missing[seq]
+        self._check_doubts()
 
     def on_gap(self, first_seq: int, last_seq: int | None) -> None:
         """Passed on; what is reported lost is nobody's secret."""
         self.source.on_gap(first_seq, last_seq)
         for seq in [seq for seq in self._missing if first_seq <= seq and (last_seq is None or seq <= last_seq)]:
             del self._missing[seq]
+        self._check_doubts()
         self.recovery.begin(self.truth.stored_blocks)
 
     def on_status(self, status: StreamStatus, reason: str) -> None:
@@ -206,12 +208,11 @@ class WorkerWatch:
         epoch = self.index.moment(self.worker_id).epoch
         if epoch == self._epoch and not self._has_doubts:
             return
-        stored = self.truth.stored_blocks
+        stats = self.index.stats(self.worker_id)
         if epoch != self._epoch:
             self._epoch = epoch
-            self._doubts_since_blocks = stored
-        has_doubts = self.index.stats(self.worker_id).doubted_now > 0
-        if self._has_doubts and not has_doubts:
-            turnovers = (stored - self._doubts_since_blocks) / self.capacity_blocks
+            self._doubts_since_blocks = stats.stored_blocks
+        if self._has_doubts and not stats.doubted_now:
+            turnovers = (stats.stored_blocks - self._doubts_since_blocks) / self.capacity_blocks
             self.findings.doubts_gone_after_turnovers = max(self.findings.doubts_gone_after_turnovers or 0.0, turnovers)
-        self._has_doubts = has_doubts
+        self._has_doubts = stats.doubted_now > 0

@@ -24,13 +24,18 @@ from kvatlas import _native
 from kvatlas._native import IndexCore
 from kvatlas.errors import HashingError
 from kvatlas.events import BlockRemoved, BlockStored, plain_token_ids
-from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
+from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher, RequestExtras
+from kvatlas.index.digests import DigestBook
 from kvatlas.index.doubts import DoubtBook
 from kvatlas.index.groups import GroupBook
 from kvatlas.index.orphans import OrphanPool, Run
 from kvatlas.index.planes import DEFAULT_MEDIUM, Plane, Planes, normal_medium
 
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
+
+
+_FEW_WAITING = 1024
+"""So many blocks may wait in vain before anybody looks."""
 
 
 class CopyMode(enum.StrEnum):
@@ -92,6 +97,7 @@ class WorkerColumn:
         "_unprovable",
         "bit",
         "configured_block_size",
+        "digests",
         "doubts",
         "groups",
         "number",
@@ -122,6 +128,7 @@ class WorkerColumn:
         self.other_media: set[str] = set()
         self.orphans = OrphanPool(max_orphan_blocks, core.charge)
         self.doubts = DoubtBook(core, number)
+        self.digests = DigestBook(core)
         self._core = core
         self._planes = planes
         self._hasher = hasher
@@ -182,6 +189,7 @@ class WorkerColumn:
         self.orphans.clear()
         self.groups.clear()
         self.other_media.clear()
+        self.digests.reset()
         self._is_empty()
 
     def _is_empty(self) -> None:
@@ -200,10 +208,47 @@ class WorkerColumn:
         """After events: end what a turnover ends."""
         if self.doubts.settle() and self.doubts.capacity_blocks is not None:
             self._complete_at = self._missing  # what nobody told is gone, too, or was in use and so reported
+        self._end_vain_waits()
+
+    def _end_vain_waits(self) -> None:
+        """Waiting runs are not told of removals: where more blocks wait than are resident without a key, some are gone.
+
+        The oldest are given up first, as an LRU pool does. Cost: O(1), and O(runs given up) once in many.
+        """
+        waiting = self.orphans.blocks_now
+        if waiting > _FEW_WAITING:
+            alive = self._core.shortfall(self.number)[1]
+            if waiting > 2 * alive + _FEW_WAITING:
+                self.drop_orphans(alive + _FEW_WAITING // 2)
 
     def wake(self, woken: Iterable[tuple[int, int]]) -> None:
         """Join the runs that waited for these handles, whose block keys are now known."""
         self._join([(run, key) for number, key in woken for run in self.orphans.take(number)])
+
+    def place_orphans(self, token_ids: Sequence[int], extras: RequestExtras, block_keys: "array[int]") -> int:
+        """Give blocks of unknown content their keys where a prompt proves it: see `DigestBook`.
+
+        Args:
+            token_ids: the prompt.
+            block_keys: of its first blocks.
+
+        Returns:
+            How many blocks got their keys.
+
+        Cost: O(1) when nobody waits, else that of the prompt's digests.
+        """
+        size = self.block_size
+        if not self.orphans.blocks_now or size is None or not block_keys:
+            return 0
+        prompt = token_ids[: len(block_keys) * size]
+        numbers = self.digests.numbers(prompt, size, extras, self.orphans)
+        if numbers is None:
+            return 0
+        before = self._core.shortfall(self.number)[1]
+        keys = block_keys[: len(numbers)]
+        woken = self._core.join(self.number, numbers, keys)
+        self.wake([(numbers[position], keys[position]) for position in woken])
+        return before - self._core.shortfall(self.number)[1]
 
     def drop_orphans(self, max_blocks: int) -> None:
         """End the oldest waits until at most `max_blocks` wait."""

@@ -52,6 +52,10 @@ class OrphanPool:
         self.dropped_blocks = 0
         """Blocks whose wait was ended for want of room."""
 
+    def __contains__(self, handle: object) -> bool:
+        """Whether somebody waits for a handle."""
+        return handle in self._waiting
+
     def add(self, parent: int, run: Run) -> list[int]:
         """Have a run wait for a handle.
 
