@@ -7,6 +7,8 @@ from kvatlas.clock import ManualClock
 
 __all__ = ["Timeline", "Timer"]
 
+_FEW_TIMERS = 256
+
 
 class Timer:
     """Something that will happen. `cancel` undoes that."""
@@ -16,6 +18,11 @@ class Timer:
     def __init__(self, due_s: float, call: Callable[[], None]) -> None:
         self.due_s = due_s
         self._call: Callable[[], None] | None = call
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is still to happen."""
+        return self._call is not None
 
     def cancel(self) -> None:
         """It will not happen. Repeating this changes nothing."""
@@ -39,6 +46,11 @@ class Timeline:
         self.clock = clock or ManualClock()
         self._heap: list[tuple[float, int, Timer]] = []
         self._count = 0
+        self._sweep_at = _FEW_TIMERS
+
+    def __len__(self) -> int:
+        """Timers kept; of cancelled ones never more than of others, and a few."""
+        return len(self._heap)
 
     @property
     def now_s(self) -> float:
@@ -54,6 +66,10 @@ class Timeline:
         timer = Timer(max(due_s, self.now_s), call)
         self._count += 1
         heapq.heappush(self._heap, (timer.due_s, self._count, timer))
+        if len(self._heap) >= self._sweep_at:
+            self._heap = [entry for entry in self._heap if entry[2].is_set]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(_FEW_TIMERS, 2 * len(self._heap))
         return timer
 
     def run_until(self, end_s: float, *, stop: Callable[[], bool] = lambda: False) -> None:

@@ -160,6 +160,7 @@ class SequenceTracker:
             self._apply(steps, seq, payload, ts)
         elif self._can_replay:
             self._settled = False
+            self._attempts = 0  # what earlier questions did not bring has nothing to do with this hole
             self._hold(seq, payload)
             self._ask(steps)
         else:

@@ -364,6 +364,14 @@ def test_a_hole_during_a_probe_is_known_at_once(tracker):
     assert tracker.is_live
 
 
+def test_a_quiet_probe_takes_no_patience_from_the_next_hole(tracker):
+    """A probe that found nothing missing was no failure: a hole later is asked for at once, and as often as any."""
+    tracker.probe()
+    replay(tracker, [4])
+    (ask,) = live(tracker, [6])
+    assert (ask.from_seq, ask.attempt) == (4, 0)
+
+
 def test_a_replay_that_never_ends_does_not_hold_up_a_live_stream():
     """Batches in a row from 0 to the newest live one are everything, whether or not the replay answers."""
     tracker = SequenceTracker(can_replay=True)
