@@ -9,7 +9,7 @@ from kvatlas.chaos.engine import EngineHooks, Job, VirtualEngine
 from kvatlas.chaos.recovery import Recovery
 from kvatlas.chaos.report import ChaosReport, ChaosRow, run_chaos
 from kvatlas.chaos.router import VirtualRouter
-from kvatlas.chaos.run import ChaosRun, ChaosSettings, Outcome
+from kvatlas.chaos.run import ChaosRun, ChaosSettings, Levels, Outcome
 from kvatlas.chaos.scenarios import DEFAULT_SCENARIOS, Scenario, scenario
 from kvatlas.chaos.subscriber import VirtualSubscriber
 from kvatlas.chaos.timeline import Timeline, Timer
@@ -27,6 +27,7 @@ __all__ = [
     "Findings",
     "Job",
     "KeyBook",
+    "Levels",
     "Outcome",
     "Recovery",
     "Scenario",

@@ -29,7 +29,7 @@ from kvatlas.simulator import (
 )
 from kvatlas.stream import LiveStep, SubscriberConfig
 
-__all__ = ["ChaosRun", "ChaosSettings", "Outcome"]
+__all__ = ["ChaosRun", "ChaosSettings", "Levels", "Outcome"]
 
 _VERIFY_EVERY = 200
 _BLOCK_TOKENS = 16
@@ -101,6 +101,27 @@ class Outcome:
     hit_tokens: int = 0
     prompt_tokens: int = 0
     virtual_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What a run keeps at one instant: none of it may grow without end.
+
+    Attributes:
+        index_bytes: memory of the index.
+        entries: (handle, worker) pairs in it.
+        orphans: blocks that wait for a parent.
+        reported: claims that rest on reports alone.
+        held_batches: batches that subscribers hold back.
+        timers: things that are to happen.
+    """
+
+    index_bytes: int
+    entries: int
+    orphans: int
+    reported: int
+    held_batches: int
+    timers: int
 
 
 @dataclass(slots=True)
@@ -214,6 +235,23 @@ class ChaosRun:
         member = self._members[worker_id]
         member.truth.clear()
         member.watch.on_restart(self.timeline.now_s)
+
+    def truth(self, worker_id: str) -> TrueCache:
+        """What a worker's engine truly holds."""
+        return self._members[worker_id].truth
+
+    def levels(self) -> Levels:
+        """What is kept now. Cost: O(workers)."""
+        stats = [self.index.stats(worker_id) for worker_id in self._members]
+        memory = self.index.memory
+        return Levels(
+            index_bytes=memory.used_bytes,
+            entries=memory.entries,
+            orphans=sum(each.orphans_now for each in stats),
+            reported=sum(each.reported_now for each in stats),
+            held_batches=sum(member.subscriber.tracker.held_batches for member in self._members.values()),
+            timers=len(self.timeline),
+        )
 
     # -- the load --
 

@@ -112,6 +112,11 @@ class SequenceTracker:
         return self._settled and not self._has_hole()
 
     @property
+    def held_batches(self) -> int:
+        """Batches that wait for others."""
+        return len(self._held)
+
+    @property
     def replay_token(self) -> int | None:
         """Token of the replay whose answers are awaited, None when none runs."""
         return self._token
