@@ -1,6 +1,7 @@
 """One index on the native core and one on its Python twin: the same payloads make the same of both."""
 
 import hashlib
+from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -58,9 +59,9 @@ class Both:
         assert native == pure
         return native
 
-    def ingest(self, worker, payload, **options):
+    def ingest(self, worker, payload, limits=None):
         """Feed both. Returns what came of it, or the error's type."""
-        return self.same(lambda index: outcome(index, worker, payload, options))
+        return self.same(lambda index: outcome(index, worker, payload, limits))
 
     def check(self, prompts=PROMPTS, extras=EXTRAS):
         """Ask both everything."""
@@ -80,10 +81,13 @@ def matches(index, prompt, extras=NO_EXTRAS):
     }
 
 
-def outcome(index, worker, payload, options):
+def outcome(index, worker, payload, limits):
     """What one payload amounts to, as plain data."""
     try:
-        applied = index.ingest(worker, payload, **options)
+        if limits is None:
+            applied = index.ingest(worker, payload)
+        else:
+            applied = index.apply_batch(worker, index.open_batch(payload, limits))
     except EventDecodeError as error:
         return type(error)
     malformed = [str(error) for error in applied.malformed]
@@ -314,3 +318,49 @@ def test_recorded_streams(path):
             extras = RequestExtras(cache_salt=line.cache_salt)
             both.same(lambda index, line=line, extras=extras: matches(index, line.prompt_token_ids, extras))
     assert requests > 10
+
+
+# What the engine's own reports claim, on each core
+
+
+@pytest.fixture(params=[NATIVE, IndexCore], ids=["native", "pure"], name="core")
+def _core(request):
+    return request.param(3)
+
+
+def test_a_store_ends_what_only_a_report_claimed(core):
+    """Once an event names a reported block, the event's claim is the only one: nothing stays when it ends."""
+    worker = core.add_worker("w", 1, counting=True)
+    core.confirm(worker, array("Q", [77]), certain=False)
+    core.add_copies(worker, 0, array("Q", [5]))
+    core.join(worker, array("Q", [5]), array("Q", [77]))
+    assert core.held(0, worker, [77]) == b"\x02"
+    core.remove_copies(worker, 0, array("Q", [5]))
+    assert core.held(0, worker, [77]) == b"\x00"
+    core.confirm(worker, array("Q", [77]), certain=False)
+    core.add_copies(worker, 0, array("Q", [5]))
+    core.join(worker, array("Q", [5]), array("Q", [77]))
+    core.drop_worker(worker)
+    assert core.add_worker("another", 1, counting=True) == worker
+    assert core.held(0, worker, [77]) == b"\x00"
+
+
+def test_a_store_elsewhere_leaves_a_report_alone(core):
+    """A copy in another medium says nothing of the device: the reported claim still ends with its worker."""
+    worker, plane = core.add_worker("w", 1, counting=True), core.add_plane()
+    core.confirm(worker, array("Q", [77]), certain=True)
+    core.add_copies(worker, plane, array("Q", [5]))
+    core.join(worker, array("Q", [5]), array("Q", [77]))
+    assert core.reported(worker) == 1
+    core.forget_all(worker)
+    assert core.held(0, worker, [77]) == b"\x00"
+
+
+def test_a_removal_of_unknown_content_may_be_of_a_reported_block(core):
+    """A block whose content no event told goes: it may have been one that only a report claims."""
+    worker = core.add_worker("w", 1, counting=False)
+    core.confirm(worker, array("Q", [77]), certain=True)
+    core.add_copies(worker, 0, array("Q", [5]))
+    assert core.held(0, worker, [77]) == b"\x02"
+    core.remove_copies(worker, 0, array("Q", [5]))
+    assert core.held(0, worker, [77]) == b"\x01"

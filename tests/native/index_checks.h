@@ -163,7 +163,7 @@ static inline void do_forget_oldest(model *m, model_worker *worker)
     m->expect(gone <= count && gone <= resident, "no more is given up than asked for");
     m->expect(!was_whole || count < entries || gone == resident, "all is given up when asked for");
     m->expect(!was_whole || gone > 0 || !resident || !count, "something is given up");
-    if (count < MODEL_BLOCKS)
+    if (count < MODEL_BLOCKS || m->doubts) /* what the engine reported stays */
         return;
     memset(worker->copies, 0, sizeof worker->copies);
     memset(worker->keyed, 0, sizeof worker->keyed);
@@ -183,14 +183,15 @@ static inline void do_walk(model *m)
         asked[i] = model_random(m, 2) ? UINT64_MAX : model_word(m);
     kva_walk walk;
     size_t words = model_random(m, 2) ? KVA_WORKER_WORDS : (size_t)model_random(m, 4);
-    kva_walk_begin(&walk, m->index, plane, asked, words, 0, hits);
+    int doubted = (int)model_random(m, 2);
+    kva_walk_begin(&walk, m->index, plane, asked, words, doubted, hits);
     if (kva_walk_on(&walk, keys, cut))
         kva_walk_on(&walk, keys + cut, count - cut);
     kva_walk_end(&walk);
     for (uint32_t worker = 0; worker < MODEL_WORKERS; worker++) {
         uint32_t blocks = 0;
         if (worker / 64 < words && asked[worker / 64] >> (worker % 64) & 1)
-            while (blocks < count && index_holds(m, plane, worker, keys[blocks]))
+            while (blocks < count && kva_column_holds(m->index, worker, plane, keys[blocks]) >= (doubted ? 1 : 2))
                 blocks++;
         if (!blocks)
             continue;
@@ -201,6 +202,42 @@ static inline void do_walk(model *m)
         m->expect(told == 1, "a walk tells each worker's leading blocks, once");
     }
     m->expect(found == walk.hit_count, "a walk tells of nobody else");
+}
+
+/* Events are lost, and not: whatever was told stays true, so that no sure claim may be wrong. */
+static inline void do_doubt(model *m, model_worker *worker)
+{
+    kva_column_doubt(m->index, worker->column);
+    worker->lost = UINT64_MAX; /* until it is empty, it need not be whole */
+}
+
+/* The engine reports some blocks, truly. */
+static inline void do_confirm(model *m, model_worker *worker, const model_run *run)
+{
+    uint64_t held[MODEL_RUN], others[MODEL_RUN];
+    size_t held_count = 0, other_count = 0, ended, adopted;
+    for (size_t i = 0; i < run->count; i++) {
+        uint32_t block = run->blocks[i];
+        uint64_t key = model_key(m, worker, block);
+        if (worker->copies[0][block] && worker->keyed[block])
+            held[held_count++] = key;
+        else
+            others[other_count++] = key;
+    }
+    kva_column_confirm(m->index, worker->column, held, held_count, model_random(m, 2) != 0, &ended, &adopted);
+    m->expect(ended + adopted <= held_count, "no more ends than is reported");
+    m->expect(kva_column_refute(m->index, worker->column, others, other_count) <= other_count, "nor is refuted");
+    for (size_t i = 0; i < other_count; i++)
+        m->expect(!kva_column_holds(m->index, worker->column->worker, 0, others[i]), "what is refuted is not claimed");
+}
+
+static inline void do_settle(model *m, model_worker *worker)
+{
+    if (model_random(m, 2)) {
+        kva_column_settle(m->index, worker->column);
+        m->expect(worker->column->counts.doubted == 0, "no doubt is left");
+    } else
+        kva_column_expire_reported(m->index, worker->column, model_random(m, worker->stored + 2));
 }
 
 static inline void do_one(model *m, uint64_t workers)
@@ -220,9 +257,15 @@ static inline void do_one(model *m, uint64_t workers)
         do_forget(m, worker);
     else if (what < 5)
         do_forget_all(m, worker);
-    else if (what < 9)
+    else if (what < 5 + m->doubts)
+        do_doubt(m, worker);
+    else if (what < 5 + 4 * m->doubts)
+        do_confirm(m, worker, &run);
+    else if (what < 5 + 5 * m->doubts)
+        do_settle(m, worker);
+    else if (what < 11)
         do_forget_oldest(m, worker);
-    else if (what < 15)
+    else if (what < 16)
         do_wait(m, worker, &run);
     else if (what < 20)
         do_walk(m);
@@ -237,6 +280,15 @@ static inline void do_one(model *m, uint64_t workers)
     }
 }
 
+static inline size_t kept_by(const model *m, const kva_flat *flat)
+{
+    size_t kept = 0;
+    m->expect(flat->count == 0, "no block stays when its holders go");
+    for (uint32_t i = 0; i < KVA_SEGMENTS; i++)
+        kept += flat->segments[i].capacity ? cost_of_memory(flat->segments[i].capacity * sizeof(kva_slot)) : 0;
+    return kept;
+}
+
 /* What is left of memory when nothing is held: tables that stay for the next block, each of them small. */
 static inline void check_emptied(model *m)
 {
@@ -247,11 +299,9 @@ static inline void check_emptied(model *m)
     m->expect(m->index->sets.live == 0, "no set lives when nobody holds a block");
     size_t kept = 0;
     for (uint32_t plane = 0; plane < m->planes; plane++) {
-        m->expect(m->index->planes[plane]->count == 0, "no block stays when its holders go");
-        for (uint32_t i = 0; i < KVA_SEGMENTS; i++) {
-            uint32_t capacity = m->index->planes[plane]->segments[i].capacity;
-            kept += capacity ? cost_of_memory(capacity * sizeof(kva_slot)) : 0;
-        }
+        kept += kept_by(m, m->index->planes[plane]);
+        if (m->index->shadows[plane])
+            kept += cost_of_memory(sizeof(kva_flat)) + kept_by(m, m->index->shadows[plane]);
     }
     kept += cost_of_memory(m->index->sets.capacity * sizeof(kva_set)) - cost_of_memory(64 * sizeof(kva_set));
     kept += cost_of_memory(m->index->sets.bucket_count * sizeof(uint32_t)) - cost_of_memory(128 * sizeof(uint32_t));
@@ -259,12 +309,13 @@ static inline void check_emptied(model *m)
 }
 
 /* Random calls by up to `workers` workers. `refusing`: every second call finds little memory, or none. */
-static inline void check_random_calls(uint64_t seed, uint64_t workers, size_t calls, int refusing,
+static inline void check_random_calls(uint64_t seed, uint64_t workers, size_t calls, int refusing, int doubting,
                                       index_expectation expect)
 {
     static const size_t allowances[] = {0, 0, 64, 300, 1000, 4000, 30000};
     static model m;
     model_begin(&m, seed, expect);
+    m.doubts = (uint64_t)doubting;
     for (size_t call = 0; call < calls; call++) {
         if (refusing && model_random(&m, 2))
             m.index->budget.cap = m.index->budget.used + allowances[model_random(&m, 7)] + 1;
@@ -380,12 +431,14 @@ static inline void check_stamps_go_around(index_expectation expect)
 static inline void check_index(index_expectation expect)
 {
     check_small_caps(expect);
-    check_random_calls(1, 3, 20000, 0, expect);
-    check_random_calls(2, 3, 20000, 1, expect);
-    check_random_calls(3, MODEL_WORKERS, 20000, 0, expect);
-    check_random_calls(4, MODEL_WORKERS, 20000, 1, expect);
+    check_random_calls(1, 3, 20000, 0, 0, expect);
+    check_random_calls(2, 3, 20000, 1, 0, expect);
+    check_random_calls(3, MODEL_WORKERS, 20000, 0, 0, expect);
+    check_random_calls(4, MODEL_WORKERS, 20000, 1, 0, expect);
+    check_random_calls(16, 3, 20000, 0, 1, expect);
+    check_random_calls(17, MODEL_WORKERS, 20000, 1, 1, expect);
     for (uint64_t seed = 5; seed < 15; seed++)
-        check_random_calls(seed, 1 + seed % 8, 2400, seed % 2 == 0, expect);
+        check_random_calls(seed, 1 + seed % 8, 2400, seed % 2 == 0, seed % 3 == 0, expect);
     check_many_blocks(expect);
     check_stamps_go_around(expect);
 }

@@ -31,6 +31,7 @@ typedef struct {
     uint64_t state;
     uint32_t planes;
     size_t empty_bytes;
+    uint64_t doubts; /* whether events are lost now and then: 0 or 1 */
     uint64_t handles[MODEL_BLOCKS], keys[MODEL_BLOCKS];
     model_worker workers[MODEL_WORKERS];
 } model;
@@ -158,27 +159,41 @@ static inline size_t cost_of_memory(size_t bytes)
     return whole >= 3072 ? (whole + 4095) / 4096 * 4096 : (whole + 15) / 16 * 16 + 16;
 }
 
+static inline size_t check_table(const model *m, const kva_handles *table)
+{
+    size_t bytes = 0;
+    uint32_t entries = 0, others = 0;
+    for (uint32_t place = 0; place < table->capacity; place++) {
+        if (!table->marks[place])
+            continue;
+        entries++;
+        m->expect(kva_handles_find(table, table->handles[place]) == place, "every entry is found");
+    }
+    for (uint32_t place = 0; place < table->other_capacity; place++)
+        others += table->others[place].copies != 0;
+    m->expect(entries == table->count && others == table->other_count, "entries are counted");
+    if (table->capacity)
+        bytes += cost_of_memory((size_t)table->capacity * 17);
+    if (table->other_capacity)
+        bytes += cost_of_memory(table->other_capacity * sizeof(kva_copies));
+    return bytes;
+}
+
 static inline size_t check_tables(const model *m, const kva_column *column)
 {
-    size_t bytes = cost_of_memory(sizeof *column);
+    size_t bytes = cost_of_memory(sizeof *column) + check_table(m, &column->reported);
+    int64_t doubted = 0;
     for (uint32_t i = 0; i < KVA_TABLES; i++) {
         const kva_handles *table = &column->tables[i];
-        uint32_t entries = 0, others = 0;
+        bytes += check_table(m, table);
         for (uint32_t place = 0; place < table->capacity; place++) {
-            if (!table->marks[place])
-                continue;
-            entries++;
-            m->expect(kva_handles_find(table, table->handles[place]) == place, "every entry is found");
-            m->expect(!kva_is_idle(table->marks[place]), "no entry is idle");
+            uint8_t mark = table->marks[place];
+            m->expect(!mark || !kva_is_idle(mark), "no entry is idle");
+            m->expect(!(mark & KVA_DOUBT) || kva_is_resident(mark), "only what is held is in doubt");
+            doubted += (mark & KVA_DOUBT) != 0;
         }
-        for (uint32_t place = 0; place < table->other_capacity; place++)
-            others += table->others[place].copies != 0;
-        m->expect(entries == table->count && others == table->other_count, "entries are counted");
-        if (table->capacity)
-            bytes += cost_of_memory((size_t)table->capacity * 17);
-        if (table->other_capacity)
-            bytes += cost_of_memory(table->other_capacity * sizeof(kva_copies));
     }
+    m->expect(doubted == column->counts.doubted, "doubts are counted");
     return bytes;
 }
 
@@ -232,8 +247,11 @@ static inline void check_structure(const model *m)
     if (!named)
         abort();
     size_t bytes = 0;
-    for (uint32_t plane = 0; plane < m->index->plane_count; plane++)
+    for (uint32_t plane = 0; plane < m->index->plane_count; plane++) {
         bytes += check_plane(m, m->index->planes[plane], named);
+        if (m->index->shadows[plane])
+            bytes += check_plane(m, m->index->shadows[plane], named);
+    }
     bytes += check_sets(m, named);
     for (uint32_t i = 0; i < KVA_MAX_WORKERS; i++)
         if (m->index->columns[i])

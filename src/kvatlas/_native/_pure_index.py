@@ -93,7 +93,8 @@ class IndexCore(DoubtingState):
 
     def add_copies(self, worker: int, plane: int, numbers: "array[int]", /) -> None:
         """One more copy of each block in a plane, or, when the worker does not count, at least one. Cost: O(blocks)."""
-        column, holders = self._column(worker), self._plane(plane)
+        column = self._column(worker)
+        self._plane(plane)
         self._ticks += len(numbers)
         column.stored += len(numbers)
         for number in numbers:
@@ -110,7 +111,7 @@ class IndexCore(DoubtingState):
                 continue
             column.resident += 1
             if entry.block_key is not None:
-                self._claim(column, holders, entry.block_key, worker)
+                self._claim(column, worker, plane, entry.block_key, in_doubt=False)
 
     def join(self, worker: int, numbers: "array[int]", block_keys: "array[int]", /) -> list[int]:
         """Give resident blocks their keys, where they have none yet.
@@ -132,8 +133,7 @@ class IndexCore(DoubtingState):
                 entry.block_key = block_key
                 column.unkeyed -= 1
                 for plane in entry.copies:
-                    holders = (self._shadows if entry.in_doubt else self._planes)[plane]
-                    self._claim(column, holders, block_key, worker)
+                    self._claim(column, worker, plane, block_key, in_doubt=entry.in_doubt)
             if entry.waited:
                 woken.append(position)
                 entry.waited = False
@@ -156,9 +156,9 @@ class IndexCore(DoubtingState):
             if copies > 1 and not entry.in_doubt:  # in doubt, the last copy may be gone
                 entry.copies[plane] = copies - 1
                 continue
-            if entry.block_key is None:
-                self._doubt_reported(column, worker)  # its content is unknown: it, too, may have been one of those
             self._take(column, worker, entry, plane)
+            if entry.block_key is None:
+                self._doubt_reported(column, worker)
             self._leave(column, number, entry)
 
     def key_of(self, worker: int, number: int, /) -> int | None:
@@ -339,6 +339,25 @@ class IndexCore(DoubtingState):
 
     def open_batch(self, _payload: bytes, _max_events: int, _max_depth: int, /) -> NativeBatch | None:
         """Return a batch that `apply` can read, or None: Python decodes it. Here always None."""
+        return None
+
+    def ingest(
+        self, worker: int, _payload: bytes, _rank: int | None, _max_events: int, _max_depth: int, /
+    ) -> int | NativeBatch | tuple[NativeBatch, bytes | list[tuple[int, int]]] | None:
+        """Open a batch and apply it, all in one.
+
+        Args:
+            worker: whose batch it is.
+            _payload: its bytes.
+            _rank: apply it if it is of this data-parallel rank or names none; None: only if it names none; -1: always.
+            _max_events: more make it none.
+            _max_depth: deeper nesting makes it none.
+
+        Returns:
+            How many events were applied, when it was all of them; None when `open_batch` gives none; else the batch and
+            what `apply` returned, or the batch alone when it is of another rank and nothing was applied. Here None.
+        """
+        self._column(worker)
         return None
 
     def apply(self, worker: int, _batch: NativeBatch, /) -> bytes | list[tuple[int, int]] | None:

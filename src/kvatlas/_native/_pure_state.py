@@ -42,9 +42,10 @@ class CoreState:
         entry.in_doubt = False
         column.doubted -= 1
 
-    def _claim(self, column: Column, holders: dict[int, int], block_key: int, worker: int) -> None:
-        self._set(holders, block_key, worker)
-        column.reported.pop(block_key, None)  # an event names it now
+    def _claim(self, column: Column, worker: int, plane: int, block_key: int, *, in_doubt: bool) -> None:
+        self._set((self._shadows if in_doubt else self._planes)[plane], block_key, worker)
+        if plane == 0 and column.reported.pop(block_key, None) is not None and not in_doubt:
+            self._unset(self._shadows[0], block_key, worker)  # an event names it now
 
     def _set(self, holders: dict[int, int], block_key: int, worker: int) -> None:
         holders[block_key] = holders.get(block_key, 0) | 1 << worker

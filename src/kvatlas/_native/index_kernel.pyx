@@ -115,7 +115,6 @@ cdef extern from "apply.h":
         KVA_ALL_APPLIED
         KVA_NEEDS_HELP
         KVA_SOMEBODY_WOKE
-        KVA_APPLY_NO_MEMORY
 
     ctypedef struct kva_event:
         size_t start, end
@@ -441,6 +440,41 @@ cdef class IndexCore:
         batch.payload = payload
         return batch
 
+    def ingest(self, Py_ssize_t worker, payload, rank, size_t max_events, unsigned max_depth, /):
+        """Open a batch and apply it, all in one.
+
+        Args:
+            rank: apply it if it is of this data-parallel rank or names none; None: only if it names none; -1: always.
+
+        Returns:
+            How many events were applied, when it was all of them; None when `open_batch` gives none; else the batch and
+            what `apply` returned, or the batch alone when it is of another rank and nothing was applied.
+        """
+        cdef kva_batch opened
+        if type(payload) is not bytes:
+            return None
+        cdef kva_column *column = self.column(worker)
+        if not kva_batch_open(&opened, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload),
+                              max_events, max_depth):
+            return None
+        cdef kva_applied outcome = KVA_ALL_APPLIED
+        cdef bint foreign = opened.has_rank and (rank is None or (rank != -1 and opened.rank != <int64_t>rank))
+        if not foreign:
+            outcome = kva_apply(self.c, column, &opened, &self.applier)
+            if outcome == KVA_ALL_APPLIED:
+                return opened.event_count
+        cdef Batch batch = Batch.__new__(Batch)
+        batch.c = opened
+        batch.payload = payload
+        return batch if foreign else (batch, self.stopped(outcome, batch))
+
+    cdef object stopped(self, kva_applied outcome, Batch batch):
+        if outcome == KVA_ALL_APPLIED:
+            return None
+        if outcome == KVA_NEEDS_HELP:
+            return batch.payload[self.applier.event.start : self.applier.event.end]
+        return [(self.applier.woken[i].handle, self.applier.woken[i].key) for i in range(self.applier.woken_count)]
+
     def apply(self, Py_ssize_t worker, Batch batch not None, /):
         """Apply a batch's events, from where it stands, as far as they are of a learnt profile.
 
@@ -448,14 +482,7 @@ cdef class IndexCore:
             None when all are applied; the bytes of an event to be decoded and applied by Python before going on; or a
             list of (number, block key) of blocks that were waited for and now have keys, to be joined before going on.
         """
-        cdef kva_applied outcome = kva_apply(self.c, self.column(worker), &batch.c, &self.applier)
-        if outcome == KVA_ALL_APPLIED:
-            return None
-        if outcome == KVA_NEEDS_HELP:
-            return batch.payload[self.applier.event.start : self.applier.event.end]
-        if outcome == KVA_SOMEBODY_WOKE:
-            return [(self.applier.woken[i].handle, self.applier.woken[i].key) for i in range(self.applier.woken_count)]
-        raise MemoryError
+        return self.stopped(kva_apply(self.c, self.column(worker), &batch.c, &self.applier), batch)
 
     def learn(self, Py_ssize_t worker, medium, group, kind, window, uint64_t block_size, Py_ssize_t plane, /):
         cdef kva_column *column = self.column(worker)

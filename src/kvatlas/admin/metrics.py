@@ -177,6 +177,12 @@ METRICS = (
         "kvatlas_stream_failed_replays_total", "counter", ("worker",), "Replays that were not answered in time."
     ),
     MetricInfo("kvatlas_stream_bad_messages_total", "counter", ("worker",), "ZMQ messages that are no event batch."),
+    MetricInfo(
+        "kvatlas_stream_overflowed_batches_total",
+        "counter",
+        ("worker",),
+        "Batches dropped here because they came faster than they could be applied; asked for again.",
+    ),
     MetricInfo("kvatlas_stream_connections_total", "counter", ("worker",), "Connections made to the event stream."),
     MetricInfo(
         "kvatlas_predictions_total",
@@ -272,7 +278,7 @@ class MetricsCollector(Collector):
                 ((worker_id,), w.in_flight) for worker_id, w in gateway.workers.items()
             ],
             "kvatlas_worker_healthy": each(lambda w: w.healthy),
-            "kvatlas_worker_events_configured": each(lambda w: w.config.events is not None),
+            "kvatlas_worker_events_configured": each(lambda w: w.events_at is not None),
             "kvatlas_worker_trust": lambda: [
                 ((w.worker_id, level.value), w.trust.level is level) for w in self._fleet.workers for level in Trust
             ],
@@ -323,6 +329,7 @@ class MetricsCollector(Collector):
             "kvatlas_stream_replays_total": connection("replays"),
             "kvatlas_stream_failed_replays_total": connection("failed_replays"),
             "kvatlas_stream_bad_messages_total": connection("bad_messages"),
+            "kvatlas_stream_overflowed_batches_total": connection("overflowed"),
             "kvatlas_stream_connections_total": connection("connections"),
             **self._audit_values(each),
         }

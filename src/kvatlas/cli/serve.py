@@ -10,6 +10,7 @@ import click
 import msgspec
 import uvloop
 
+from kvatlas.cli.limits import allow_many_files
 from kvatlas.cli.output import print_json
 from kvatlas.cli.service import Ports, Service
 from kvatlas.cli.signals import stop_when_stdin_ends
@@ -40,7 +41,8 @@ class _Ready(msgspec.Struct):
     "--worker",
     "workers",
     multiple=True,
-    help="URL[,events=tcp://H:P][,replay=tcp://H:P][,topic=T][,rank=N]; repeat for each engine.",
+    help="URL, or URL[,events=tcp://H:P|none][,replay=tcp://H:P][,topic=T][,rank=N]; repeat for each engine. "
+    "Without events= the engine is asked where they are.",
 )
 @click.option(
     "--tokenizer",
@@ -84,6 +86,7 @@ def command(
             "no engine to route to: give --worker URL[,events=...] at least once, or `workers` in --config"
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    allow_many_files()
     service = Service(config)
     if not uvloop.run(_serve(service, config, as_json=as_json, follow_stdin=follow_stdin)):
         raise click.Abort

@@ -6,6 +6,7 @@ import msgspec
 from kvatlas.admin import WorkerView
 from kvatlas.cli.admin_client import admin_option, ask_admin
 from kvatlas.cli.output import print_json, print_table
+from kvatlas.fleet import Trust
 
 __all__ = ["command"]
 
@@ -31,6 +32,8 @@ def command(*, admin: str, as_json: bool) -> None:
     for worker in answer.workers:
         if not worker.healthy:
             click.echo(f"{worker.id} gets no traffic: {worker.health_reason} ({worker.failed_checks} failed checks)")
+        elif worker.trust.level == Trust.NONE:
+            click.echo(f"{worker.id} is routed by load alone: {worker.trust.reason}")
 
 
 def _row(worker: WorkerView) -> list[str]:

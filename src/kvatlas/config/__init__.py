@@ -5,6 +5,6 @@ texts. Not here: anything that acts on them.
 """
 
 from kvatlas.config.load import is_endpoint, load_serve_config, parse_worker
-from kvatlas.config.model import ServeConfig, WorkerConfig
+from kvatlas.config.model import NO_EVENTS, ServeConfig, WorkerConfig
 
-__all__ = ["ServeConfig", "WorkerConfig", "is_endpoint", "load_serve_config", "parse_worker"]
+__all__ = ["NO_EVENTS", "ServeConfig", "WorkerConfig", "is_endpoint", "load_serve_config", "parse_worker"]

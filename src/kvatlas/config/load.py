@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from kvatlas.config.model import ServeConfig, WorkerConfig
+from kvatlas.config.model import NO_EVENTS, ServeConfig, WorkerConfig
 from kvatlas.errors import ConfigError
 
 __all__ = ["is_endpoint", "load_serve_config", "parse_worker"]
 
 _WORKER_FORM = (
-    "URL[,events=tcp://HOST:PORT][,replay=tcp://HOST:PORT][,topic=T][,rank=N]"
+    "URL[,events=tcp://HOST:PORT|none][,replay=tcp://HOST:PORT][,topic=T][,rank=N]"
     "[,block_size=N][,copy_mode=count|set][,model=NAME]"
 )
 _MAX_PORT = 65_535
@@ -99,7 +99,7 @@ def check_worker(worker: WorkerConfig) -> None:
         base = worker.url.rstrip("/").removesuffix("/v1")
         raise ConfigError(f"worker URL {worker.url!r} cannot be used: give the base URL without /v1, i.e. {base}")
     for name, endpoint in (("events", worker.events), ("replay", worker.replay)):
-        if endpoint is None:
+        if endpoint is None or (name == "events" and endpoint == NO_EVENTS):
             continue
         if "*" in endpoint or "0.0.0.0" in endpoint:  # noqa: S104 - compared, not bound
             raise ConfigError(
@@ -108,7 +108,7 @@ def check_worker(worker: WorkerConfig) -> None:
             )
         if not is_endpoint(endpoint):
             raise ConfigError(f"{name} endpoint {endpoint!r} of {worker.url} cannot be used: expected tcp://HOST:PORT")
-    if worker.replay is not None and worker.events is None:
+    if worker.replay is not None and worker.events in {None, NO_EVENTS}:
         raise ConfigError(
             f"worker {worker.url} has a replay endpoint but no events endpoint: give events=tcp://HOST:PORT too"
         )

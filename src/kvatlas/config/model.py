@@ -5,7 +5,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["ServeConfig", "WorkerConfig"]
+__all__ = ["NO_EVENTS", "ServeConfig", "WorkerConfig"]
+
+NO_EVENTS = "none"
+"""`events` of a worker whose events are not to be followed."""
 
 
 def _doc(text: str) -> Meta:
@@ -24,7 +27,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url: Annotated[str, _doc("Base URL of the engine, e.g. http://10.0.0.5:8000.")]
     events: Annotated[
         str | None,
-        _doc("ZMQ endpoint of its KV events, e.g. tcp://10.0.0.5:5557. Without it the worker is routed by load only."),
+        _doc(
+            "ZMQ endpoint of its KV events, e.g. tcp://10.0.0.5:5557. When not given, the engine is asked for it; "
+            "`none` follows no events, and the worker is routed by load only."
+        ),
     ] = None
     replay: Annotated[
         str | None,
@@ -37,8 +43,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rank: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         _doc(
-            "Data-parallel rank, for a URL that serves several: give each rank as a worker of its own. "
-            "Sent to the engine as X-data-parallel-rank."
+            "Data-parallel rank, for a URL that serves several whose events cannot be found: give each rank as a "
+            "worker of its own. Sent to the engine as X-data-parallel-rank."
         ),
     ] = None
     block_size: Annotated[
@@ -84,6 +90,32 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "Close to it the least valuable knowledge is given up: see docs/operations.md."
         ),
     ] = None
+    discover_events: Annotated[
+        bool,
+        _doc(
+            "Ask engines given without `events` where their KV events are (vLLM /kv_event_sources, SGLang "
+            "/server_info). One with several data-parallel ranks becomes a worker per rank."
+        ),
+    ] = True
+    silent_stream_s: Annotated[
+        PositiveFloat,
+        _doc(
+            "How long an event stream may bring nothing after its engine's own counters show that it had blocks to "
+            "announce, before it is believed no more."
+        ),
+    ] = 5.0
+    full_report_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description=(
+                "Share of the requests to a worker whose cache is not wholly known that ask vLLM to announce again "
+                "what they reuse (kv_cache_report_mode=full). Needs copy_mode = 'set' on every worker: a repeated "
+                "store is no new copy then."
+            ),
+        ),
+    ] = 0.0
     prefill_tokens_per_s: Annotated[
         PositiveFloat, _doc("First guess of an engine's prefill speed; measured times replace it.")
     ] = 8000.0

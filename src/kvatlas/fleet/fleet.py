@@ -1,32 +1,38 @@
 """All workers, their streams and their health checks: started, watched and stopped together."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 
 from kvatlas.clock import Clock
-from kvatlas.config import ServeConfig, WorkerConfig
+from kvatlas.config import NO_EVENTS, ServeConfig, WorkerConfig
 from kvatlas.errors import ConfigError, IndexStateError
+from kvatlas.fleet.discovery import EventDiscovery, EventSources
+from kvatlas.fleet.follower import EventFollower
 from kvatlas.fleet.health import HealthMonitor
 from kvatlas.fleet.load import LoadLedger
-from kvatlas.fleet.source import EventSource
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
 from kvatlas.fleet.trust import TrustState
 from kvatlas.fleet.worker import Worker, split_url, worker_id_of
 from kvatlas.index import CopyMode, PrefixIndex
-from kvatlas.stream import SubscriberConfig, ZmqEventSubscriber
 
 __all__ = ["Fleet"]
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(slots=True)
 class _Running:
-    """What keeps one worker's state fresh."""
+    """What keeps one worker's state fresh. `given` is what the operator wrote; it may have become several workers."""
 
+    given: WorkerConfig
     monitor: HealthMonitor
-    subscriber: ZmqEventSubscriber | None
-    tasks: tuple["asyncio.Task[None]", ...]
+    follower: EventFollower
+    task: "asyncio.Task[None]"
 
 
 class Fleet:
@@ -47,6 +53,8 @@ class Fleet:
         self._session: aiohttp.ClientSession | None = None
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, _Running] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._removed: set[str] = set()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -73,10 +81,12 @@ class Fleet:
 
     async def start(self) -> None:
         """Add the configured workers and check each once, so that the first request finds them."""
-        self._session = aiohttp.ClientSession()
+        # The default limit of 100 connections would let engines that hang delay the checks of all others.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for worker in self._config.workers:
             self.add(worker)
-        await asyncio.gather(*(running.monitor.check() for running in self._running.values()))
+        while waiting := [r.monitor.first_check for r in self._running.values() if not r.monitor.first_check.is_set()]:
+            await asyncio.gather(*(first_check.wait() for first_check in waiting))
 
     def add(self, config: WorkerConfig) -> Worker:
         """Take one more worker in.
@@ -85,32 +95,53 @@ class Fleet:
             ConfigError: the same worker (URL and rank) is already there.
             IndexStateError: the fleet has not been started.
         """
-        if self._session is None:
-            raise IndexStateError("the fleet is not running: await start() before adding workers")
         worker_id = worker_id_of(config)
         self._check_distinct(worker_id, config)
+        self._removed.discard(worker_id)
+        return self._add(config, config)
+
+    def _add(self, config: WorkerConfig, given: WorkerConfig) -> Worker:
+        if self._session is None:
+            raise IndexStateError("the fleet is not running: await start() before adding workers")
+        settings = self._config
+        worker_id = worker_id_of(config)
         host, port, base_path = split_url(config.url)
         self._index.add_worker(worker_id, block_size=config.block_size, copy_mode=CopyMode(config.copy_mode))
         speed = PrefillSpeed(self._clock, self._speed)
-        load = LoadLedger(self._clock, speed, decode_step_s=self._config.decode_step_s)
+        load = LoadLedger(self._clock, speed, decode_step_s=settings.decode_step_s)
         trust = TrustState(since_s=self._clock.monotonic_s())
         worker = Worker(worker_id, config, host, port, base_path, load, trust, models=config.models)
         self._workers[worker_id] = worker
+        asks = config.events is None and settings.discover_events
+        follower = EventFollower(
+            worker,
+            self._index,
+            self._clock,
+            discovery=EventDiscovery(self._session, timeout_s=settings.health_timeout_s) if asks else None,
+            silent_s=settings.silent_stream_s,
+            owner_of=self._owner_of,
+            on_ranks=self._on_ranks,
+        )
         monitor = HealthMonitor(
             worker,
             self._session,
             self._clock,
-            interval_s=self._config.health_interval_s,
-            timeout_s=self._config.health_timeout_s,
-            failures=self._config.health_failures,
-            on_block_size=self._index.set_block_size,
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+            failures=settings.health_failures,
+            on_cache=self._learn_cache,
+            on_alive=follower.after_check,
         )
-        tasks = [asyncio.create_task(monitor.run(), name=f"health {worker_id}")]
-        subscriber = self._subscribe(worker)
-        if subscriber is not None:
-            tasks.append(asyncio.create_task(subscriber.run(), name=f"events {worker_id}"))
-        self._running[worker_id] = _Running(monitor, subscriber, tuple(tasks))
+        follower.start()
+        task = asyncio.create_task(monitor.run(), name=f"health {worker_id}")
+        self._running[worker_id] = _Running(given, monitor, follower, task)
         return worker
+
+    def _learn_cache(self, worker_id: str, block_size: int | None, num_blocks: int | None) -> None:
+        if block_size:
+            self._index.set_block_size(worker_id, block_size)
+        if num_blocks:
+            self._index.set_capacity(worker_id, num_blocks)
 
     def check_soon(self, worker_id: str) -> None:
         """Have a worker's health looked at now: something just went wrong with it."""
@@ -124,19 +155,57 @@ class Fleet:
         Raises:
             IndexStateError: no such worker.
         """
-        running = self._running.pop(worker_id, None)
-        if running is None:
+        if worker_id not in self._running:
             raise IndexStateError(f"no worker {worker_id!r}; known workers: {', '.join(self._workers) or 'none'}")
-        del self._workers[worker_id]
-        await _stop(running)
-        self._index.remove_worker(worker_id)
+        self._removed.add(worker_id)
+        await self._retire(worker_id)
 
     async def close(self) -> None:
         """Stop everything. The fleet cannot be started again."""
-        await asyncio.gather(*(_stop(running) for running in self._running.values()))
+        await asyncio.gather(*(_stop(running) for running in self._running.values()), *self._leaving)
         self._running.clear()
         if self._session is not None:
             await self._session.close()
+
+    def _retire(self, worker_id: str) -> "asyncio.Task[None]":
+        """Forget a worker at once; what it has open is closed by the task that is returned."""
+        running = self._running.pop(worker_id)
+        del self._workers[worker_id]
+        running.follower.leave()
+        running.monitor.first_check.set()
+        self._index.remove_worker(worker_id)
+        task = asyncio.create_task(_stop(running), name=f"leaving {worker_id}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
+
+    def _on_ranks(self, worker: Worker, sources: EventSources) -> bool:
+        """Make the workers of one URL those ranks that its engine has; whether `worker` is still one of them."""
+        running = self._running.get(worker.worker_id)
+        if running is None:
+            return False
+        given = running.given
+        if given.rank is not None:
+            return True
+        configs = [msgspec.structs.replace(given, rank=rank) for rank in sorted(sources.ranks)]
+        wanted = {worker_id_of(config): config for config in (configs if len(configs) > 1 else [given])}
+        present = {worker_id for worker_id, other in self._running.items() if other.given is given}
+        new = [worker_id for worker_id in wanted if worker_id not in present | self._removed]
+        old = [worker_id for worker_id in present if worker_id not in wanted]
+        if new or old:
+            _log.info("%s: %s: workers are now %s", given.url, sources.reason, ", ".join(wanted))
+        for worker_id in old:
+            self._retire(worker_id)
+        for worker_id in new:
+            self._add(wanted[worker_id], given)
+            self._running[worker_id].follower.take(sources)
+        return worker.worker_id in wanted
+
+    def _owner_of(self, endpoint: str) -> str | None:
+        for worker in self._workers.values():
+            if worker.events_at is not None and worker.events_at.events == endpoint:
+                return worker.worker_id
+        return None
 
     def _check_distinct(self, worker_id: str, config: WorkerConfig) -> None:
         if worker_id in self._workers:
@@ -144,26 +213,10 @@ class Fleet:
         for other in self._workers.values():
             if other.config.url == config.url and (other.config.rank is None or config.rank is None):
                 raise ConfigError(f"{config.url} is given several times: give rank= with each of them")
-            if config.events is not None and other.config.events == config.events:
+            if config.events not in {None, NO_EVENTS} and other.config.events == config.events:
                 raise ConfigError(f"events endpoint {config.events} is given for {other.worker_id} and for {worker_id}")
-
-    def _subscribe(self, worker: Worker) -> ZmqEventSubscriber | None:
-        config = worker.config
-        if config.events is None:
-            return None
-        worker.source = EventSource(worker.worker_id, self._index, worker.trust, self._clock, rank=config.rank)
-        subscriber = ZmqEventSubscriber(
-            SubscriberConfig(endpoint=config.events, replay_endpoint=config.replay, topic=config.topic),
-            worker.source,
-            self._clock,
-        )
-        worker.stream = subscriber.counters
-        return subscriber
 
 
 async def _stop(running: _Running) -> None:
-    if running.subscriber is not None:
-        running.subscriber.close()
-    for task in running.tasks:
-        task.cancel()
-    await asyncio.gather(*running.tasks, return_exceptions=True)
+    running.task.cancel()
+    await asyncio.gather(running.task, running.follower.close(), return_exceptions=True)

@@ -4,22 +4,40 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
 
 from kvatlas.clock import Clock
 from kvatlas.fleet.failures import describe_failure
+from kvatlas.fleet.silence import TrafficCount
 from kvatlas.fleet.worker import EngineGauges, Worker
 
 __all__ = ["HealthMonitor", "parse_gauges"]
 
 _log = logging.getLogger(__name__)
-_SAMPLE = re.compile(r"^(vllm:[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+|NaN)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MAX_METRICS_BYTES = 8 * 1024 * 1024
+# A healthy engine that failed a check is looked at again this much sooner.
+_HASTE = 4
+_COMPUTED = "vllm:prompt_tokens_by_source_total"
+_NAMES = (
+    "process_start_time_seconds",
+    "vllm:cache_config_info",
+    "vllm:gpu_cache_usage_perc",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    _COMPUTED,
+    "vllm:request_success_total",
+)
+# Only these: most of a page is buckets of histograms, and a large fleet has many pages.
+_SAMPLE = re.compile(rf"^({'|'.join(_NAMES)})(?:\{{(.*)\}})? ([0-9.eE+-]+|NaN)\r?$", re.MULTILINE)
 
 
 class _ModelCard(msgspec.Struct):
@@ -35,7 +53,9 @@ class HealthMonitor:
     """Checks one worker for as long as it runs.
 
     Args:
-        on_block_size: told the engine's block size when its metrics name it.
+        on_cache: told the engine's block size and the number of blocks in its pool, as its metrics name them.
+        on_alive: called when an engine answered, with whether it had not before; before it gets traffic again. Its
+            answer says whether the worker is still one.
         failures: checks that must fail in a row before a worker that was healthy gets no traffic.
     """
 
@@ -48,7 +68,8 @@ class HealthMonitor:
         interval_s: float,
         timeout_s: float,
         failures: int,
-        on_block_size: Callable[[str, int], None],
+        on_cache: Callable[[str, int | None, int | None], None],
+        on_alive: Callable[[bool], Awaitable[bool]],
     ) -> None:
         self._worker = worker
         self._session = session
@@ -56,7 +77,10 @@ class HealthMonitor:
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._failures = failures
-        self._on_block_size = on_block_size
+        self._on_cache = on_cache
+        self._on_alive = on_alive
+        self.first_check = asyncio.Event()
+        """Set when the first check is over, whatever it brought."""
         self._soon = asyncio.Event()
         self._foreign = (0, 0)
 
@@ -67,9 +91,15 @@ class HealthMonitor:
                 await self.check()
             except Exception as error:  # noqa: BLE001 - whatever an engine answers, its health is looked at again
                 self._failed(f"the check itself failed: {error!r}")
+            self.first_check.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), self._interval_s)
+                await asyncio.wait_for(self._soon.wait(), self._pause_s())
             self._soon.clear()
+
+    def _pause_s(self) -> float:
+        """Until the next check: spread, so that a large fleet is not asked all at once; short while one is in doubt."""
+        pause_s = self._interval_s * random.uniform(0.9, 1.0)
+        return pause_s / _HASTE if self._worker.healthy and self._worker.failed_checks else pause_s
 
     def check_soon(self) -> None:
         """Ask for a check now, e.g. because a connection to the engine has just failed."""
@@ -88,6 +118,8 @@ class HealthMonitor:
             return
         worker.health_reason = "GET /health answered 200"
         await self._look_around()
+        if not await self._on_alive(not worker.healthy):
+            return
         if not worker.healthy:
             models = ", ".join(worker.models) or "unknown models"
             _log.info("worker %s: healthy, serves %s", worker.worker_id, models)
@@ -144,8 +176,7 @@ class HealthMonitor:
                     raise ValueError(f"/metrics is over {_MAX_METRICS_BYTES} bytes")
         block_size = parse_gauges(page.decode(), self._worker.config.rank or 0, self._worker.gauges)
         self._reckon_foreign()
-        if block_size is not None:
-            self._on_block_size(self._worker.worker_id, block_size)
+        self._on_cache(self._worker.worker_id, block_size, self._worker.gauges.num_blocks)
 
     def _reckon_foreign(self) -> None:
         """Requests of others: what the engine counts beyond ours. Two scrapes must agree, since ours come and go."""
@@ -164,14 +195,14 @@ def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:
     Returns:
         The engine's block size in tokens, if the page names it.
 
+    Cost: about 0.4 ms for a page of 500 lines.
+
     Source: vLLM 0.32.0 metric names and labels (`engine` is the rank, absent in old releases).
     """
     totals: dict[str, float] = {}
     block_size: int | None = None
-    for line in text.splitlines():
-        sample = _SAMPLE.match(line)
-        if sample is None:
-            continue
+    caches_prefixes = True
+    for sample in _SAMPLE.finditer(text):
         name, raw_labels, value = sample.groups()
         labels = dict(_LABEL.findall(raw_labels or ""))
         if labels.get("engine", str(rank)) != str(rank):
@@ -179,12 +210,27 @@ def parse_gauges(text: str, rank: int, gauges: EngineGauges) -> int | None:
         if name == "vllm:cache_config_info":
             block_size = _whole(labels.get("block_size"))
             gauges.num_blocks = _whole(labels.get("num_gpu_blocks"))
-        else:
+            caches_prefixes = labels.get("enable_prefix_caching") != "False"
+        elif name != _COMPUTED or labels.get("source") == "local_compute":
             totals[name] = totals.get(name, 0.0) + _finite(value)
     gauges.running_requests = int(totals.get("vllm:num_requests_running", 0))
     gauges.waiting_requests = int(totals.get("vllm:num_requests_waiting", 0))
     gauges.kv_usage = totals.get("vllm:kv_cache_usage_perc", totals.get("vllm:gpu_cache_usage_perc", 0.0))
+    gauges.started_s = totals.get("process_start_time_seconds")
+    gauges.traffic = _traffic_in(totals, gauges.running_requests) if caches_prefixes else None
     return block_size
+
+
+def _traffic_in(totals: dict[str, float], running_requests: int) -> TrafficCount | None:
+    """What was computed: told as such by new releases, lookups less hits by older ones."""
+    computed = totals.get(_COMPUTED)
+    queries, hits = totals.get("vllm:prefix_cache_queries_total"), totals.get("vllm:prefix_cache_hits_total")
+    if computed is None and queries is not None and hits is not None:
+        computed = queries - hits
+    ended = totals.get("vllm:request_success_total")
+    if computed is None or ended is None:
+        return None
+    return TrafficCount(computed, ended, running_requests)
 
 
 def _finite(text: str) -> float:

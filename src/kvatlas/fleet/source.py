@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvatlas.clock import Clock
 from kvatlas.errors import EventDecodeError
 from kvatlas.fleet.trust import Trust, TrustState
-from kvatlas.index import PrefixIndex
+from kvatlas.index import Applied, PrefixIndex
 from kvatlas.stream import StreamStatus
 
 __all__ = ["EventSource", "SourceStats"]
@@ -72,14 +72,15 @@ class EventSource:
         self.stats.last_seq = seq
         self.stats.last_batch_s = self._clock.monotonic_s()
         try:
-            batch = self._index.open_batch(payload)
+            applied = self._index.ingest(self._worker_id, payload, rank=self._rank)
+            if not isinstance(applied, Applied):
+                if self._is_foreign(seq, applied.rank):
+                    return
+                applied = self._index.apply_batch(self._worker_id, applied)
         except EventDecodeError as error:
             self.stats.malformed_batches += 1
             self._lose(f"batch {seq} could not be read: {error.message}")
             return
-        if self._is_foreign(seq, batch.rank):
-            return
-        applied = self._index.apply_batch(self._worker_id, batch)
         self.stats.events += applied.events
         self.stats.unknown_events += applied.unknown_events
         if applied.cleared:

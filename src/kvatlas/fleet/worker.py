@@ -6,11 +6,20 @@ from urllib.parse import urlsplit
 from kvatlas.config import WorkerConfig
 from kvatlas.fleet.audit import PredictionAudit
 from kvatlas.fleet.load import LoadLedger
+from kvatlas.fleet.silence import TrafficCount
 from kvatlas.fleet.source import EventSource
 from kvatlas.fleet.trust import TrustState
 from kvatlas.stream import StreamCounters
 
-__all__ = ["EngineGauges", "Worker", "worker_id_of"]
+__all__ = ["EngineGauges", "EventAddress", "Worker", "split_url", "worker_id_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class EventAddress:
+    """Where a worker's KV events come from: ZMQ endpoints as we connect to them. `replay` None: there is no replay."""
+
+    events: str
+    replay: str | None = None
 
 
 @dataclass(slots=True)
@@ -21,6 +30,10 @@ class EngineGauges:
     waiting_requests: int = 0
     kv_usage: float = 0.0
     num_blocks: int | None = None
+    started_s: float | None = None
+    """Unix time at which the process behind the page started: another value is another engine."""
+    traffic: TrafficCount | None = None
+    """What must show in the event stream; None when the page does not tell, or the engine caches no prefixes."""
 
 
 @dataclass(slots=True)
@@ -35,6 +48,9 @@ class Worker:
     load: LoadLedger
     trust: TrustState
     source: EventSource | None = None
+    """What its event stream feeds; None while it has none."""
+    events_at: EventAddress | None = None
+    """The stream that is followed, configured or found."""
     models: tuple[str, ...] = ()
     model_cards: dict[str, bytes] = field(default_factory=dict)
     """Its entries of /v1/models by name, JSON as it gave them."""

@@ -1,8 +1,7 @@
 """A worker's batches: natively straight from their bytes, and event by event where the core asks for it."""
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeAlias
+from typing import Final, TypeAlias, cast
 
 from kvatlas._native import IndexCore, NativeBatch
 from kvatlas.errors import EventDecodeError
@@ -19,7 +18,9 @@ from kvatlas.events import (
 )
 from kvatlas.index.column import WorkerColumn
 
-__all__ = ["Applied", "IncomingBatch", "apply_batch", "apply_event", "open_batch"]
+__all__ = ["ANY_RANK", "Applied", "IncomingBatch", "apply_batch", "apply_event", "ingest", "open_batch"]
+
+ANY_RANK: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ class Applied:
     cleared: bool = False
     malformed: tuple[EventDecodeError, ...] = ()
     unknown_events: int = 0
+
+
+_ALL_APPLIED: Final = tuple(Applied(events) for events in range(64))
 
 
 class DecodedIncoming:
@@ -92,30 +96,52 @@ def apply_batch(core: IndexCore, column: WorkerColumn, batch: IncomingBatch) -> 
     """Apply a batch's events in order; one that cannot be applied loses only itself. Cost: O(bytes)."""
     if isinstance(batch, DecodedIncoming):
         return batch.apply(column)
-    outcome: _Outcome | None = None
-    while True:
-        try:
-            stopped = core.apply(column.number, batch)
-        except MemoryError as error:
-            outcome = outcome or _Outcome()
-            outcome.fail(error, batch.position - 1, batch.event_count)
-            continue
-        if stopped is None:
-            break
-        outcome = outcome or _Outcome()
+    return _go_on(core, column, batch, core.apply(column.number, batch))
+
+
+def ingest(core: IndexCore, column: WorkerColumn, payload: bytes, rank: int | None) -> Applied | IncomingBatch:
+    """Open and apply a batch in one, under the default limits.
+
+    Args:
+        core: the index's.
+        column: the worker's.
+        payload: the batch as the engine sent it.
+        rank: the data-parallel rank whose batches count, besides those that name none; None: only those; ANY_RANK: all.
+
+    Returns:
+        The batch, if it is of another rank; nothing of it was applied then.
+
+    Raises:
+        EventDecodeError: it is no batch, or more than the limits allow.
+    """
+    if len(payload) <= DEFAULT_LIMITS.max_payload_bytes:
+        done = core.ingest(column.number, payload, rank, DEFAULT_LIMITS.max_events, DEFAULT_LIMITS.max_depth)
+        if type(done) is int:
+            return _ALL_APPLIED[done] if done < len(_ALL_APPLIED) else Applied(done)
+        if type(done) is tuple:
+            return _go_on(core, column, *done)
+        if done is not None:
+            return cast("NativeBatch", done)
+    batch = DecodedIncoming(decode_batch(payload))
+    is_foreign = batch.rank is not None and rank not in {ANY_RANK, batch.rank}
+    return batch if is_foreign else batch.apply(column)
+
+
+def _go_on(
+    core: IndexCore, column: WorkerColumn, batch: NativeBatch, stopped: bytes | list[tuple[int, int]] | None
+) -> Applied:
+    """Do what the core asks for, and have it go on, until the batch is through."""
+    if stopped is None:
+        return Applied(batch.event_count)
+    outcome = _Outcome()
+    while stopped is not None:
         if isinstance(stopped, bytes):
             _decode_and_apply(column, stopped, batch, outcome)
         else:
             column.wake(stopped)
-    if outcome is None:
-        return _all_applied(batch.event_count)
+        stopped = core.apply(column.number, batch)
     events = batch.event_count - len(outcome.malformed) - outcome.unknown
     return Applied(events, outcome.cleared, tuple(outcome.malformed), outcome.unknown)
-
-
-@lru_cache(maxsize=64)
-def _all_applied(events: int) -> Applied:
-    return Applied(events)
 
 
 def _decode_and_apply(column: WorkerColumn, raw: bytes, batch: NativeBatch, outcome: "_Outcome") -> None:

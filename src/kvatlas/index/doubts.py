@@ -55,9 +55,10 @@ class DoubtBook:
         capacity_blocks: blocks in the engine's pool, where it is known; else what it held at the loss counts, which
             ends doubts sooner and so claims less.
         epoch: changes with every life, clear and loss.
+        has_business: whether `settle` has anything to do, and whether there may be doubted claims. Cheap to ask.
     """
 
-    __slots__ = ("_began_at", "_core", "_number", "_turnover_blocks", "capacity_blocks", "epoch")
+    __slots__ = ("_began_at", "_core", "_number", "_turnover_blocks", "capacity_blocks", "epoch", "has_business")
 
     def __init__(self, core: IndexCore, number: int) -> None:
         self._core = core
@@ -66,16 +67,12 @@ class DoubtBook:
         self._turnover_blocks = 0
         self.capacity_blocks: int | None = None
         self.epoch = 0
+        self.has_business = False
 
     @property
     def is_pending(self) -> bool:
         """Whether a loss is less than one turnover ago."""
         return self._began_at is not None
-
-    @property
-    def may_find(self) -> bool:
-        """Whether there may be doubted claims. Cost: O(1)."""
-        return self._began_at is not None or self._core.reported(self._number) > 0
 
     @property
     def doubted_blocks(self) -> int:
@@ -87,6 +84,7 @@ class DoubtBook:
         counts = self._core.counts(self._number)
         self._turnover_blocks = max(self._turnover_blocks, counts[_RESIDENT], _LEAST_TURNOVER_BLOCKS)
         self._began_at = counts[_STORED]
+        self.has_business = True
         self.epoch += 1
         self._core.doubt(self._number)
 
@@ -94,6 +92,7 @@ class DoubtBook:
         """The worker is known to be empty, or another life: nothing old is left to doubt."""
         self._began_at = None
         self._turnover_blocks = 0
+        self._look_for_business()
         self.epoch += 1
 
     def settle(self) -> bool:
@@ -104,17 +103,23 @@ class DoubtBook:
 
         Cost: O(1), and O(blocks of the worker) once in a turnover.
         """
-        if not self.may_find:
+        if not self.has_business:
             return False
         stored = self._core.counts(self._number)[_STORED]
         turnover = self.capacity_blocks or self._turnover_blocks
         if self._core.reported(self._number) and stored > turnover:
             self._core.expire_reported(self._number, stored - turnover)
+            self._look_for_business()
         if self._began_at is None or stored - self._began_at < turnover:
             return False
         self._core.settle(self._number)
         self._began_at = None
+        self._look_for_business()
         return True
+
+    def _look_for_business(self) -> None:
+        pending = self._began_at is not None
+        self.has_business = pending or self._core.reported(self._number) > 0 or self.doubted_blocks > 0
 
     def moment(self) -> Moment:
         """Now."""
@@ -138,4 +143,5 @@ class DoubtBook:
         certain = sent.removals == now.removals
         confirmed, adopted = self._core.confirm(self._number, block_keys[:cached_blocks], certain=certain)
         refuted = self._core.refute(self._number, block_keys[cached_blocks:])
+        self._look_for_business()
         return Healed(confirmed, adopted, refuted, placed_blocks)

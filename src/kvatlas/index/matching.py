@@ -71,7 +71,7 @@ class PromptMatcher:
             found[worker_id] = WorkerMatch(held * size, held, size, column.is_exact)
             if column.other_media:
                 tiered[worker_id] = column
-            if column.doubts.may_find:
+            if column.doubts.has_business:
                 doubtful[worker_id] = column
         if doubtful:
             self._add_doubted(doubtful, found)

@@ -6,7 +6,7 @@ from kvatlas._native import new_index_core
 from kvatlas.errors import IndexStateError
 from kvatlas.events import DEFAULT_LIMITS, DecodeLimits, Event
 from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, RequestExtras
-from kvatlas.index.batches import Applied, IncomingBatch, apply_batch, apply_event, open_batch
+from kvatlas.index.batches import ANY_RANK, Applied, IncomingBatch, apply_batch, apply_event, ingest, open_batch
 from kvatlas.index.column import ColumnStats, CopyMode, WorkerColumn
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
@@ -145,14 +145,30 @@ class PrefixIndex:
             self._keeper.relieve(self._columns.values())
         return applied
 
-    def ingest(self, worker_id: str, payload: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> Applied:
-        """Open and apply one batch.
+    def ingest(self, worker_id: str, payload: bytes, *, rank: int | None = ANY_RANK) -> Applied | IncomingBatch:
+        """Open and apply one batch, under the default limits.
+
+        Args:
+            worker_id: whose it is.
+            payload: as the engine sent it.
+            rank: the data-parallel rank whose batches count, besides those that name none; None: only those.
+
+        Returns:
+            The batch, if it is of another rank; nothing of it was applied then.
 
         Raises:
             EventDecodeError: it is no batch, or more than the limits allow; nothing was applied.
             IndexStateError: no such worker.
+
+        Cost: as `apply_batch`, and 1 us.
         """
-        return self.apply_batch(worker_id, open_batch(self._core, payload, limits))
+        column = self._columns.get(worker_id) or self._column(worker_id)
+        applied = ingest(self._core, column, payload, rank)
+        if column.doubts.has_business:
+            column.settle()
+        if self._keeper.is_capped:
+            self._keeper.relieve(self._columns.values())
+        return applied
 
     def block_size(self, worker_id: str) -> int | None:
         """Tokens per block of a worker; None while neither configured nor learnt."""
@@ -180,6 +196,17 @@ class PrefixIndex:
     def is_complete(self, worker_id: str) -> bool:
         """Whether all the worker holds was told, without a loss, since it was last known to be empty."""
         return self._column(worker_id).is_complete
+
+    def may_ask_for_report(self, worker_id: str) -> bool:
+        """Whether a full report would teach something, and the worker's engine is known to give one without harm.
+
+        Harm: vLLM 0.32.0 ends on one under decode context parallelism, whose blocks are longer than its metrics say, or
+        with a hit inside a Mamba block.
+        """
+        column = self._column(worker_id)
+        groups = column.groups
+        scaled = column.stated_block_size is not None and groups.unit_tokens not in {None, column.stated_block_size}
+        return not column.is_complete and groups.only_full and not column.other_media and not scaled
 
     def moment(self, worker_id: str) -> Moment:
         """A worker's present, for `heal` of what is sent now."""

@@ -28,14 +28,24 @@ def split_frames(frames: list[bytes]) -> tuple[int, bytes] | None:
 class ReplayChannel:
     """A DEALER that asks for batches. A question not answered to its end costs the socket: late answers die with it.
 
+    `reconnect_ms` is the first and the longest pause between two attempts to connect.
+
     Raises:
         ConfigError: the endpoint is malformed (from `connect`).
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, *, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        *,
+        max_message_bytes: int,
+        reconnect_ms: tuple[int, int] = (100, 5_000),
+    ) -> None:
         self._context = context
         self._endpoint = endpoint
         self._max_message_bytes = max_message_bytes
+        self._reconnect_ms = reconnect_ms
         self._socket: Socket | None = None
         self._answered = True
 
@@ -50,6 +60,9 @@ class ReplayChannel:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_message_bytes)
+        # Without a maximum ZMQ knocks ten times a second for ever at an engine that is gone.
+        socket.setsockopt(zmq.RECONNECT_IVL, self._reconnect_ms[0])
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, self._reconnect_ms[1])
         try:
             bind_or_connect(socket, self._endpoint, bind=False)
         except BaseException:

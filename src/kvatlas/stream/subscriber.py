@@ -6,17 +6,19 @@ about a millisecond, and what the tracker tells us to deliver is carried out in 
 """
 
 import asyncio
-import contextlib
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from kvatlas.clock import Clock
 from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
+from kvatlas.stream.context import shared_context
 from kvatlas.stream.endpoints import bind_or_connect
+from kvatlas.stream.inbox import LiveInbox
+from kvatlas.stream.live_channel import Spread, close_live, open_live, read_link_event
 from kvatlas.stream.replay_channel import ReplayChannel, is_end_of_replay, split_frames
 from kvatlas.stream.sink import EventSink, StreamStatus
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
@@ -26,18 +28,11 @@ __all__ = ["ZmqEventSubscriber"]
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
-# The order in which ready channels are read. Live before replay: a replay must not declare lost what waits to be read.
-_CHANNELS: tuple[Channel, ...] = ("monitor", "live", "replay")
+_NOBLOCK = int(zmq.NOBLOCK)  # as a flag of an enumeration each use costs a look-up
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
 # Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
 _LATE_PROBES = 2
-_FAILED = (
-    zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 class ZmqEventSubscriber:
@@ -54,12 +49,15 @@ class ZmqEventSubscriber:
         *,
         limits: TrackerLimits | None = None,
         context: "zmq.Context[Socket] | None" = None,
+        counters: StreamCounters | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._config = config
         self._sink = sink
         self._clock = clock
-        self._context = context or zmq.Context.instance()
-        self.counters = StreamCounters()
+        self._context = context or shared_context()
+        self._spread = Spread(rng)
+        self.counters = counters or StreamCounters()
         """What happened so far."""
         self.last_seq = -1
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
@@ -67,6 +65,9 @@ class ZmqEventSubscriber:
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
+        self._inbox = LiveInbox(max_batches=config.max_queue_batches, max_bytes=config.max_queue_bytes)
+        self._must_mend = False  # whether our own queue dropped a batch and no replay was complete since
+        self._doubt: str | None = None
         self._steps: deque[Step] = deque()
         self._turn_is_due = False
         self._connected = False
@@ -103,30 +104,30 @@ class ZmqEventSubscriber:
         """End `run`. Idempotent, returns at once; nothing is delivered afterwards."""
         self._closing.set()
 
+    def probe_soon(self) -> None:
+        """Ask for the tail now, as if the stream had been quiet for long. Nothing happens while a replay runs."""
+        if self._connected:
+            self._steps.extend(self._tracker.probe())
+            self._on_readable("live")
+
+    def distrust(self, reason: str) -> None:
+        """Somebody knows better than the sockets that the stream is dead: report it lost until it brings a batch."""
+        self._doubt = reason
+        self._report("lost", reason)
+
     # -- sockets and timers --
 
     def _open(self) -> None:
         config = self._config
-        live = self._context.socket(zmq.SUB)
+        pauses_ms = self._spread.pauses_ms(config)
+        live, self._sockets["monitor"] = open_live(self._context, config, pauses_ms)
         self._sockets["live"] = live
-        live.set_hwm(0)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.MAXMSGSIZE, config.max_message_bytes),
-            (zmq.RECONNECT_IVL, _ms(config.reconnect_s)),
-            (zmq.RECONNECT_IVL_MAX, _ms(config.reconnect_max_s)),
-            (zmq.CONNECT_TIMEOUT, _ms(config.reconnect_max_s)),
-            (zmq.HEARTBEAT_IVL, _ms(config.heartbeat_s)),
-            (zmq.HEARTBEAT_TIMEOUT, _ms(3 * config.heartbeat_s)),
-        ):
-            live.setsockopt(option, value)
-        live.setsockopt(zmq.SUBSCRIBE, config.topic.encode())
-        self._sockets["monitor"] = live.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
-        )
         if config.replay_endpoint is not None:
             self._replay = ReplayChannel(
-                self._context, config.replay_endpoint, max_message_bytes=config.max_message_bytes
+                self._context,
+                config.replay_endpoint,
+                max_message_bytes=config.max_message_bytes,
+                reconnect_ms=pauses_ms,
             )
             self._sockets["replay"] = self._replay.connect()
             self._watch("replay")
@@ -137,6 +138,7 @@ class ZmqEventSubscriber:
         if config.endpoint.startswith("inproc://"):
             self._on_connected()  # within one process there is no connection to hear of
         self._quiet_since_s = self._loop.time()
+        self._probe_after_s = self._spread.stretch(config.probe_s)
         self._set_timer("probe", self._probe_after_s, self._probe_if_quiet)
 
     def _watch(self, channel: Channel) -> None:
@@ -154,15 +156,12 @@ class ZmqEventSubscriber:
         for timer in self._timers.values():
             timer.cancel()
         live, monitor = self._sockets.get("live"), self._sockets.get("monitor")
-        for channel in _CHANNELS:
+        for channel in tuple(self._sockets):
             self._unwatch(channel)
         if self._replay is not None:
             self._replay.close()
         if live is not None:
-            if monitor is not None:
-                live.disable_monitor()
-                monitor.close(linger=0)
-            live.close(linger=0)
+            close_live(live, monitor)
 
     def _set_timer(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         previous = self._timers.get(name)
@@ -181,13 +180,19 @@ class ZmqEventSubscriber:
     def _turn(self) -> None:
         """Deliver and read for about a millisecond, then let others run."""
         self._turn_is_due = False
-        until_s = self._clock.monotonic_s() + self._config.turn_s
+        now_s = self._clock.monotonic_s()
+        until_s = now_s + self._config.turn_s
+        # Half a turn at most goes into reading: the receiver keeps its share however fast the stream is.
+        self._read_live(now_s + self._config.turn_s / 2)
         for _ in range(_MESSAGES_PER_TURN):
             if self._closing.is_set():
                 return
             if self._steps:
                 self._carry_out(self._steps.popleft())
-            elif not self._read_one():
+            elif not self._take_one():
+                if self._inbox.has_refused and self._tracker.replay_token is None:
+                    self._mend()
+                    continue
                 self._report_order()
                 return
             if self._clock.monotonic_s() >= until_s:
@@ -195,26 +200,61 @@ class ZmqEventSubscriber:
         self._turn_is_due = True
         self._loop.call_soon(self._turn)
 
-    def _read_one(self) -> bool:
-        """Read one message of the first channel that has one; False when all are empty."""
-        for channel in _CHANNELS:
-            if channel not in self._ready:
-                continue
-            try:
-                frames = self._sockets[channel].recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self._ready.discard(channel)
-                continue
-            if channel == "monitor":
-                self._on_connection_event(frames)
-            elif (message := split_frames(frames)) is None:
-                self.counters.bad_messages += 1
-            elif channel == "live":
-                self._on_live(*message)
-            else:
-                self._on_replayed(*message)
+    def _read_live(self, until_s: float) -> None:
+        """Move live batches from ZMQ into our own queue, which refuses what exceeds its bounds."""
+        while "live" in self._ready:
+            message = self._receive("live")
+            if message is not None and not self._inbox.put(*message):
+                self.counters.overflowed += 1
+                self._must_mend = True
+                self._report_syncing()
+            if self._clock.monotonic_s() >= until_s:
+                return
+
+    def _frames(self, channel: Channel) -> list[bytes]:
+        """The next message of a channel, empty when there is none."""
+        receive = self._sockets[channel].recv
+        try:
+            frame = receive(_NOBLOCK, copy=False)
+        except zmq.Again:
+            self._ready.discard(channel)
+            return []
+        # As recv_multipart does, in half the time: a frame knows whether another follows.
+        frames = [frame.bytes]
+        while frame.more:
+            frame = receive(copy=False)
+            frames.append(frame.bytes)
+        return frames
+
+    def _receive(self, channel: Channel) -> tuple[int, bytes] | None:
+        """The next batch of a channel; None when there is no message, or when it is not a batch."""
+        frames = self._frames(channel)
+        message = split_frames(frames)
+        if frames and message is None:
+            self.counters.bad_messages += 1
+        return message
+
+    def _take_one(self) -> bool:
+        """Take in one message, if any. Live before replay: a replay must not declare lost what waits to be read."""
+        if "monitor" in self._ready and (frames := self._frames("monitor")):
+            self._on_connection_event(frames)
             return True
-        return False
+        if not self._inbox:
+            self._read_live(0.0)
+        if (batch := self._inbox.pop()) is not None:
+            self._on_live(*batch)
+        elif "live" not in self._ready and "replay" in self._ready and (batch := self._receive("replay")) is not None:
+            self._on_replayed(*batch)
+        return batch is not None or bool(self._ready)
+
+    def _mend(self) -> None:
+        """All that was kept is handed on, and no question is open: ask for what was dropped, or report it lost."""
+        self._inbox.has_refused = False
+        if self._config.replay_endpoint is None:
+            self._must_mend = False
+            self._steps.append(Lost(self._tracker.last_seq + 1, None))
+        else:
+            self._steps.extend(self._tracker.probe())
 
     def _on_live(self, seq: int, payload: bytes) -> None:
         self._quiet_since_s = self._loop.time()
@@ -231,30 +271,28 @@ class ZmqEventSubscriber:
         self._answer_by_s = self._loop.time() + self._config.replay_timeout_s
         if is_end_of_replay(seq):
             self._replay.mark_answered()
+            self._must_mend = self._inbox.has_refused
             self._steps.extend(self._tracker.replay_ended(token, complete=True))
         else:
             self._steps.extend(self._tracker.replayed(token, seq, payload))
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
-        event = parse_monitor_message(frames)["event"]
+        event = read_link_event(frames)
         endpoint = self._config.endpoint
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == "connected":
             self._on_connected()
-        elif event == zmq.EVENT_DISCONNECTED and self._connected:
+        elif event == "gone" and self._connected:
             self._connected = False
             self._report("lost", f"the connection to {endpoint} is gone; trying again")
-        elif event & _FAILED and not self._connected and self._status and self._status[0] == "connecting":
+        elif event == "failed" and not self._connected and self._status and self._status[0] == "connecting":
             self._report("connecting", f"{endpoint} cannot be reached; check host and port; trying again for ever")
 
     def _on_connected(self) -> None:
         """Hand over what the previous connection still brought, then tell the tracker of the new one."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                message = split_frames(self._sockets["live"].recv_multipart(zmq.NOBLOCK))
-                if message is None:
-                    self.counters.bad_messages += 1
-                else:
-                    self._on_live(*message)
+        self._ready.add("live")
+        while self._inbox or "live" in self._ready:
+            if (batch := self._inbox.pop() or self._receive("live")) is not None:
+                self._on_live(*batch)
         self._connected = True
         self.counters.connections += 1
         self._steps.extend(self._tracker.connected())
@@ -266,6 +304,7 @@ class ZmqEventSubscriber:
         if isinstance(step, Apply):
             self.counters.batches += 1
             self.last_seq = step.seq
+            self._doubt = None
             self._tell(f"batch {step.seq}", self._sink.on_batch, step.seq, step.payload)
         elif isinstance(step, AskReplay):
             self._set_timer("ask", self._ask_delay_s(step.attempt), lambda: self._ask(step))
@@ -283,7 +322,7 @@ class ZmqEventSubscriber:
     def _ask_delay_s(self, attempt: int) -> float:
         """Repeated failures wait ever longer; and never two questions at once, whatever the publisher answers."""
         patience_s = min(self._config.retry_s * 2 ** (attempt - 1), self._config.retry_max_s) if attempt else 0.0
-        return max(patience_s, self._asked_s + _ASK_SPACING_S - self._loop.time(), 0.0)
+        return max(self._spread.stretch(patience_s), self._asked_s + _ASK_SPACING_S - self._loop.time(), 0.0)
 
     def _ask(self, step: AskReplay) -> None:
         if self._replay is None or step.token != self._tracker.replay_token:
@@ -319,7 +358,7 @@ class ZmqEventSubscriber:
         """Ask for the tail when no batch came for a while: a lost last batch, or a restart, shows in nothing else."""
         quiet_s = self._loop.time() - self._quiet_since_s
         if quiet_s >= self._probe_after_s:
-            if self._connected and not self._steps and not self._ready:
+            if self._connected and not self._steps and not self._ready and not self._inbox:
                 # New batches since the last probe, none of them live: nobody would notice otherwise, all is in order.
                 late = self._probed_seq is not None and self._tracker.last_seq > self._probed_seq
                 self._late_probes = self._late_probes + 1 if late else 0
@@ -327,24 +366,28 @@ class ZmqEventSubscriber:
                 self._steps.extend(self._tracker.probe())
                 self._on_readable("live")
             self._quiet_since_s = self._loop.time()
-            self._probe_after_s = min(2 * self._probe_after_s, self._config.probe_max_s)
+            self._probe_after_s = self._spread.stretch(
+                min(2 * self._probe_after_s, self._config.probe_max_s / Spread.MOST)
+            )
             quiet_s = 0.0
         self._set_timer("probe", self._probe_after_s - quiet_s, self._probe_if_quiet)
 
     def _report_order(self) -> None:
         """All was delivered: say whether that is everything."""
-        if not self._connected:
+        if not self._connected or self._doubt is not None:
             return
         if self._late_probes >= _LATE_PROBES:
             topic = f" and the topic {self._config.topic!r}" if self._config.topic else ""
             self._report("syncing", f"batches come by replay only, late: check {self._config.endpoint}{topic}")
-        elif self._tracker.is_live:
+        elif self._tracker.is_live and not self._must_mend:
             self._report("live", "caught up with the publisher")
         else:
             self._report_syncing()
 
     def _report_syncing(self) -> None:
-        if self._config.replay_endpoint is None:
+        if self._must_mend:
+            self._report("syncing", "batches came faster than they could be taken, and some were dropped here")
+        elif self._config.replay_endpoint is None:
             self._report("syncing", "no replay endpoint: the next batch tells what was missed")
         else:
             self._report("syncing", f"waiting for {self._config.replay_endpoint} to replay what was missed")
@@ -363,7 +406,3 @@ class ZmqEventSubscriber:
             if what != "a status" and self._status is not None:
                 reason = f"the receiver failed on {what}: {error!r}"
                 self._tell("a status", self._sink.on_status, self._status[0], reason)
-
-
-def _ms(seconds: float) -> int:
-    return max(int(seconds * 1000), 1)

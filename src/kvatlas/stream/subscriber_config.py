@@ -14,7 +14,10 @@ class SubscriberConfig(msgspec.Struct, frozen=True):
     their endpoint). A replay counts as failed when nothing came for `replay_timeout_s`; failed ones are repeated
     after `retry_s`, doubling up to `retry_max_s`. When no batch came for `probe_s` the tail is asked for, then ever
     more rarely, down to every `probe_max_s`. `heartbeat_s` notices a peer that vanished without a word, after three
-    of them.
+    of them. Waiting times are spread by up to a half, so that many subscribers do not act in step.
+
+    What the receiver has not taken yet waits here, up to `max_queue_batches` and `max_queue_bytes`; the rest is
+    dropped, counted, and asked for again like any other gap.
     """
 
     endpoint: str
@@ -31,6 +34,8 @@ class SubscriberConfig(msgspec.Struct, frozen=True):
     heartbeat_s: float = 5.0
     turn_s: float = 0.001
     max_message_bytes: int = 256 * 1024 * 1024
+    max_queue_batches: int = 20_000
+    max_queue_bytes: int = 128 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -44,4 +49,6 @@ class StreamCounters:
     replays: int = 0
     failed_replays: int = 0
     bad_messages: int = 0
+    overflowed: int = 0
+    """Live batches dropped here because the receiver was slower than the stream."""
     sink_errors: int = 0

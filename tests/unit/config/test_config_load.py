@@ -22,6 +22,10 @@ class TestParseWorker:
             models=("a", "b"),
         )
 
+    def test_events_may_be_none(self) -> None:
+        """`events=none` is accepted: it turns discovery off for one worker."""
+        assert parse_worker("http://h:1,events=none").events == "none"
+
     @pytest.mark.parametrize(
         ("text", "says"),
         [
@@ -34,6 +38,7 @@ class TestParseWorker:
             ("http://h:1,events=tcp://h", "expected tcp://HOST:PORT"),
             ("http://h:1,events=tcp://*:5557", "where the engine binds"),
             ("http://h:1,replay=tcp://h:2", "no events endpoint"),
+            ("http://h:1,events=none,replay=tcp://h:2", "no events endpoint"),
             ("http://h:1,topic=a,topic=b", "twice"),
             ("http://h:99999", "expected http://HOST"),
             ("http://h:0", "expected http://HOST"),

@@ -135,7 +135,7 @@ static kva_applied store(kva_index *index, kva_column *column, uint32_t plane, c
         !kva_column_key(column, number_of(index, &event->parent), &key))
         return KVA_NEEDS_HELP;
     if (!reserve(applier, event->token_count + 3 * blocks + 1))
-        return KVA_APPLY_NO_MEMORY;
+        return KVA_NEEDS_HELP;
     uint64_t *numbers = applier->words, *keys = numbers + blocks, *token_ids = keys + blocks;
     uint32_t *positions = (uint32_t *)(token_ids + event->token_count);
     read_numbers(index, batch, event, numbers);
@@ -151,7 +151,8 @@ static kva_applied store(kva_index *index, kva_column *column, uint32_t plane, c
     size_t woken = kva_column_store(index, column, plane, numbers, keys, blocks, positions);
     if (!woken)
         return KVA_ALL_APPLIED;
-    return keep_woken(applier, numbers, keys, positions, woken) ? KVA_SOMEBODY_WOKE : KVA_APPLY_NO_MEMORY;
+    /* Without memory to tell who may be joined now, they wait on, until their pool gives them up. */
+    return keep_woken(applier, numbers, keys, positions, woken) ? KVA_SOMEBODY_WOKE : KVA_ALL_APPLIED;
 }
 
 static kva_applied apply_one(kva_index *index, kva_column *column, const kva_batch *batch, const kva_event *event,
@@ -163,7 +164,7 @@ static kva_applied apply_one(kva_index *index, kva_column *column, const kva_bat
     if (event->kind == KVA_EVENT_STORED)
         return store(index, column, profile->plane, batch, event, applier);
     if (!reserve(applier, event->hash_count + 1))
-        return KVA_APPLY_NO_MEMORY;
+        return KVA_NEEDS_HELP;
     read_numbers(index, batch, event, applier->words);
     kva_column_remove(index, column, profile->plane, applier->words, event->hash_count);
     return KVA_ALL_APPLIED;

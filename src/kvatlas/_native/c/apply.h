@@ -9,7 +9,7 @@
 #include "batch.h"
 #include "index.h"
 
-typedef enum { KVA_ALL_APPLIED, KVA_NEEDS_HELP, KVA_SOMEBODY_WOKE, KVA_APPLY_NO_MEMORY } kva_applied;
+typedef enum { KVA_ALL_APPLIED, KVA_NEEDS_HELP, KVA_SOMEBODY_WOKE } kva_applied;
 
 typedef struct {
     uint64_t handle, key;
@@ -24,7 +24,7 @@ typedef struct {
     size_t word_count;
 } kva_applier;
 
-/* Apply events from where the batch stands. */
+/* Apply events from where the batch stands. An event there is no working memory for is handed back. */
 kva_applied kva_apply(kva_index *index, kva_column *column, kva_batch *batch, kva_applier *applier);
 
 /* Apply events of this profile to `plane` from now on. `medium` and `kind` NULL: the event has none. 0: too many

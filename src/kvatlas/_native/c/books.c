@@ -18,10 +18,13 @@ void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t ke
     kva_flat *flat = in_doubt ? kva_index_shadow(index, plane) : index->planes[plane];
     if (!flat || !kva_flat_add(flat, key, column->worker, kva_index_stamp(index)))
         column->counts.refused++;
-    if (column->reported.count) { /* an event names it now */
+    if (plane == 0 && column->reported.count) { /* an event names it now */
         uint32_t place = kva_handles_find(&column->reported, key);
-        if (place != KVA_NOT_FOUND)
-            kva_handles_erase(&column->reported, place);
+        if (place == KVA_NOT_FOUND)
+            return;
+        kva_handles_erase(&column->reported, place);
+        if (!in_doubt && index->shadows[0])
+            kva_take_claim(index, column, index->shadows[0], key);
     }
 }
 
@@ -237,7 +240,7 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
         if (table->marks[place] & KVA_KEYED)
             kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
         else
-            kva_doubt_reported(index, column); /* its content is unknown: it, too, may have been one of those */
+            kva_doubt_reported(index, column); /* as above */
         leave(column, table, place);
         kva_handles_shrink(table, 8);
     }

@@ -2,8 +2,8 @@
 
    Handles are 64-bit words: an engine's own integers, or a seeded hash of its bytes. A table maps each to a block key
    and a byte that counts copies in the first plane; copies elsewhere, and counts that do not fit, are in a second,
-   usually empty table. 17 bytes an entry. A column has 16 such tables, chosen by the handle, so that growing moves a
-   sixteenth of it at a time. */
+   usually empty table. 17 bytes an entry. A column has four such tables, chosen by the handle, so that growing moves a
+   quarter of it at a time. */
 #ifndef KVA_COLUMN_H
 #define KVA_COLUMN_H
 
@@ -47,17 +47,17 @@ static inline uint64_t kva_handle_bytes(uint32_t capacity)
     return (uint64_t)capacity * 17;
 }
 
-enum { KVA_TABLES = 16 };
+enum { KVA_TABLES = 4 };
 
 /* Which of a column's tables a handle belongs to. */
 static inline uint32_t kva_table_of(uint64_t handle)
 {
-    return (uint32_t)(kva_mix(handle) >> 60);
+    return (uint32_t)(kva_mix(handle) >> 62);
 }
 
 static inline uint32_t kva_handle_home(uint64_t handle, uint32_t capacity)
 {
-    return kva_place((uint32_t)(kva_mix(handle) >> 28), capacity);
+    return kva_place((uint32_t)(kva_mix(handle) >> 30), capacity);
 }
 
 static inline uint32_t kva_after(uint32_t place, uint32_t capacity)

@@ -9,7 +9,7 @@
 #define KVA_HAVE_MMAP 1
 #endif
 
-enum { PAGE = 4096, CHUNK_PAGES = 64, CHUNK = PAGE * CHUNK_PAGES, SMALL = PAGE * 3 / 4, ALIGN = 16 };
+enum { PAGE = 4096, CHUNK_PAGES = 64, CHUNK = PAGE * CHUNK_PAGES, CUT = CHUNK / 4, SMALL = PAGE * 3 / 4, ALIGN = 16 };
 
 enum { FROM_HEAP = -1, FROM_SYSTEM = -2 };
 
@@ -26,10 +26,17 @@ static size_t rounded(size_t bytes, size_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
+/* Tables are filled at random, so all of a piece is touched soon: the system may as well provide it at once. */
+#ifdef MAP_POPULATE
+#define KVA_MAP_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE)
+#else
+#define KVA_MAP_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS)
+#endif
+
 static void *map(size_t bytes)
 {
 #ifdef KVA_HAVE_MMAP
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, KVA_MAP_FLAGS, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 #else
     return calloc(1, bytes);
@@ -153,7 +160,7 @@ void *kva_take(kva_budget *budget, size_t bytes)
         return NULL;
     size_t whole = bytes + sizeof(header), paged = rounded(whole, PAGE);
     header *piece = whole < SMALL    ? from_heap(budget, whole)
-                    : paged <= CHUNK ? from_chunk(budget, paged)
+                    : paged <= CUT    ? from_chunk(budget, paged)
                                      : mapped(budget, paged);
     if (!piece)
         return NULL;

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-enum { SAMPLE_OF_TABLE = 64 };
+enum { SAMPLE_OF_TABLE = 256 };
 
 /* How lately an entry was of use, the larger the later; 0 for one that no prompt can match. Stamps go around, ages in
    stamps do not while they are below 2^32. */
