@@ -34,10 +34,6 @@ from kvatlas.index.planes import DEFAULT_MEDIUM, Plane, Planes, normal_medium
 __all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
 
 
-_FEW_WAITING = 1024
-"""So many blocks may wait in vain before anybody looks."""
-
-
 class CopyMode(enum.StrEnum):
     """What a repeated store of a resident block means for one engine."""
 
@@ -208,46 +204,23 @@ class WorkerColumn:
         """After events: end what a turnover ends."""
         if self.doubts.settle() and self.doubts.capacity_blocks is not None:
             self._complete_at = self._missing  # what nobody told is gone, too, or was in use and so reported
-        self._end_vain_waits()
-
-    def _end_vain_waits(self) -> None:
-        """Waiting runs are not told of removals: where more blocks wait than are resident without a key, some are gone.
-
-        The oldest are given up first, as an LRU pool does. Cost: O(1), and O(runs given up) once in many.
-        """
-        waiting = self.orphans.blocks_now
-        if waiting > _FEW_WAITING:
-            alive = self._core.shortfall(self.number)[1]
-            if waiting > 2 * alive + _FEW_WAITING:
-                self.drop_orphans(alive + _FEW_WAITING // 2)
+        if self.orphans.may_wait_in_vain:
+            self.drop_orphans(self.orphans.limit_for(self._core.shortfall(self.number)[1]))
 
     def wake(self, woken: Iterable[tuple[int, int]]) -> None:
         """Join the runs that waited for these handles, whose block keys are now known."""
         self._join([(run, key) for number, key in woken for run in self.orphans.take(number)])
 
     def place_orphans(self, token_ids: Sequence[int], extras: RequestExtras, block_keys: "array[int]") -> int:
-        """Give blocks of unknown content their keys where a prompt proves it: see `DigestBook`.
-
-        Args:
-            token_ids: the prompt.
-            block_keys: of its first blocks.
-
-        Returns:
-            How many blocks got their keys.
-
-        Cost: O(1) when nobody waits, else that of the prompt's digests.
-        """
+        """Give waiting blocks their keys where the prompt of these keys proves them. Returns how many: `DigestBook`."""
         size = self.block_size
-        if not self.orphans.blocks_now or size is None or not block_keys:
-            return 0
-        prompt = token_ids[: len(block_keys) * size]
-        numbers = self.digests.numbers(prompt, size, extras, self.orphans)
-        if numbers is None:
+        if not self.orphans.blocks_now or size is None:
             return 0
         before = self._core.shortfall(self.number)[1]
+        prompt = token_ids[: len(block_keys) * size]
+        numbers = self.digests.numbers(prompt, size, extras, self.orphans)
         keys = block_keys[: len(numbers)]
-        woken = self._core.join(self.number, numbers, keys)
-        self.wake([(numbers[position], keys[position]) for position in woken])
+        self.wake([(numbers[place], keys[place]) for place in self._core.join(self.number, numbers, keys)])
         return before - self._core.shortfall(self.number)[1]
 
     def drop_orphans(self, max_blocks: int) -> None:

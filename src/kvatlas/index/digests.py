@@ -42,15 +42,15 @@ class DigestBook:
 
     def numbers(
         self, token_ids: Sequence[int], block_size: int, extras: RequestExtras, waited_for: Container[int]
-    ) -> "array[int] | None":
+    ) -> "array[int]":
         """The handles of a prompt's complete blocks.
 
         Args:
             waited_for: handles that are known only as parents.
 
         Returns:
-            One number for each block, when at least one of them is waited for; None when none is, or the worker's way
-            to hash is not recognised. Sixteen prompts are tried at most.
+            One number for each block, when at least one of them is waited for; none at all when none is, or the
+            worker's way to hash is not recognised. Sixteen prompts are tried at most.
 
         Cost: hashing the prompt, at most 2,048 blocks of it; twelve times that while the worker is not recognised.
         """
@@ -64,7 +64,7 @@ class DigestBook:
             if any(number in waited_for for number in numbers):
                 self._known = (hasher, as_int)
                 return numbers
-        return None
+        return array("Q")
 
     def _candidates(self) -> Iterator[tuple[VllmHasher, bool]]:
         if self._known is not None:
