@@ -258,6 +258,8 @@ class ZmqEventSubscriber:
 
     def _on_live(self, seq: int, payload: bytes) -> None:
         self._quiet_since_s = self._loop.time()
+        if self._probe_after_s > self._config.probe_s:  # else a lost tail waits for the timer of a quieter time
+            self._set_timer("probe", self._config.probe_s, self._probe_if_quiet)
         self._probe_after_s = self._config.probe_s
         self._late_probes = 0
         self._probed_seq = None
