@@ -11,6 +11,7 @@ from kvatlas.chaos.report import ChaosReport, ChaosRow, run_chaos
 from kvatlas.chaos.router import VirtualRouter
 from kvatlas.chaos.run import ChaosRun, ChaosSettings, Levels, Outcome
 from kvatlas.chaos.scenarios import DEFAULT_SCENARIOS, Scenario, scenario
+from kvatlas.chaos.scrape import Scraper
 from kvatlas.chaos.subscriber import VirtualSubscriber
 from kvatlas.chaos.timeline import Timeline, Timer
 from kvatlas.chaos.traffic import Traffic, TrafficConfig, Turn
@@ -31,6 +32,7 @@ __all__ = [
     "Outcome",
     "Recovery",
     "Scenario",
+    "Scraper",
     "Timeline",
     "Timer",
     "Traffic",

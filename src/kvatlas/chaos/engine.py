@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvatlas.chaos.timeline import Timeline, Timer
 from kvatlas.events import Event, EventBatch, encode_batch
+from kvatlas.fleet import TrafficCount
 from kvatlas.simulator import (
     Crash,
     EngineConfig,
@@ -89,6 +90,8 @@ class VirtualEngine:
         self._step_timer: Timer | None = None
         self._wake_timer: Timer | None = None
         self._serves_from_s = 0.0
+        self._computed_tokens = 0
+        self._ended_requests = 0
 
     @property
     def stream(self) -> FaultyStream:
@@ -105,6 +108,11 @@ class VirtualEngine:
     def num_cached_blocks(self) -> int:
         """Distinct blocks that its pool can be hit by now; what its events say is the same right after a step ended."""
         return self._core.scheduler.cache.num_cached_keys
+
+    @property
+    def traffic(self) -> TrafficCount:
+        """Its counters, as its metrics page would show them; they start at 0 with each life."""
+        return TrafficCount(self._computed_tokens, self._ended_requests, self._core.scheduler.num_running)
 
     def start(self) -> None:
         """Begin to follow the plan."""
@@ -159,6 +167,7 @@ class VirtualEngine:
             if job is None:
                 continue
             if not job.pieces:
+                self._computed_tokens += output.request.request.num_prompt_tokens - (output.request.cached_tokens or 0)
                 job.on_first()
             job.pieces += 1
             befalls = self._plan.on_piece(job.pieces)
@@ -166,10 +175,12 @@ class VirtualEngine:
                 self._end_life(befalls)
             elif befalls is not None:
                 self._core.abort(output.request_id)
+                self._ended_requests += 1
                 del self._jobs[output.request_id]
                 job.on_end(None)
             elif output.finish_reason is not None:
                 del self._jobs[output.request_id]
+                self._ended_requests += 1
                 job.on_end(output.request)
             if self._stream.life != life:
                 return
@@ -199,6 +210,7 @@ class VirtualEngine:
             self._step_timer = None
         self._running.clear()
         self._busy_until_s = 0.0
+        self._computed_tokens = self._ended_requests = 0
         self._core = EngineCore(self._config, self._sampler)
         slow = self._plan.slow_start()
         self._serves_from_s = self._timeline.now_s + fault.down_s + (slow.for_s if slow else 0.0)

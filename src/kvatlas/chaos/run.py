@@ -8,6 +8,7 @@ from functools import partial
 from kvatlas.chaos.engine import EngineHooks, Job, VirtualEngine
 from kvatlas.chaos.router import VirtualRouter
 from kvatlas.chaos.scenarios import Scenario, scenario
+from kvatlas.chaos.scrape import Scraper
 from kvatlas.chaos.subscriber import VirtualSubscriber
 from kvatlas.chaos.timeline import Timeline
 from kvatlas.chaos.traffic import Traffic, TrafficConfig, Turn
@@ -260,6 +261,7 @@ class ChaosRun:
         for member in self._members.values():
             member.subscriber.start()
             member.engine.start()
+            Scraper.start(member.worker, member.engine, member.subscriber, self.index, self.timeline)
         self._next_request()
         limit_s = 20 * self.settings.duration_s + 600
         self.timeline.run_until(limit_s, stop=lambda: self._sent >= self.settings.requests and not self._open)

@@ -62,6 +62,9 @@ class VirtualSubscriber:
         self._probe_after_s = config.probe_s
         self._probed_seq: int | None = None
         self._late_probes = 0
+        self._doubt: str | None = None
+        self.batches = 0
+        """Batches delivered so far."""
         self.next_probe_s = 0.0
         """When the tail is asked for next, if the stream stays quiet until then."""
 
@@ -87,6 +90,18 @@ class VirtualSubscriber:
                 self._on_down(step.reason)
             else:
                 self._set_timer("connect", self._config.reconnect_s, self._connect)
+
+    def probe_soon(self) -> None:
+        """Ask for the tail now."""
+        if self._connected:
+            self._carry_out(self._tracker.probe())
+            self._report_order()
+
+    def distrust(self, reason: str) -> None:
+        """The stream is dead, whatever its connection says: report it lost until it brings a batch."""
+        self._doubt = reason
+        self._report("lost", reason)
+        self._on_settled()
 
     # -- the connection --
 
@@ -121,6 +136,8 @@ class VirtualSubscriber:
     def _carry_out(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if isinstance(step, Apply):
+                self.batches += 1
+                self._doubt = None
                 self._sink.on_batch(step.seq, step.payload)
             elif isinstance(step, AskReplay):
                 self._set_timer("ask", self._ask_delay_s(step.attempt), partial(self._ask, step))
@@ -206,7 +223,7 @@ class VirtualSubscriber:
     # -- what the sink hears --
 
     def _report_order(self) -> None:
-        if self._connected:
+        if self._connected and self._doubt is None:
             if self._late_probes >= _LATE_PROBES:
                 self._report("syncing", "batches come by replay only, late")
             elif self._tracker.is_live:
