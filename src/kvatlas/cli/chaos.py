@@ -7,6 +7,7 @@ index's claims are compared with the contents of every engine's cache.
 import logging
 
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvatlas.chaos import DEFAULT_SCENARIOS, ChaosReport, ChaosRow, ChaosSettings, run_chaos
 from kvatlas.cli.output import console, print_json, print_table
@@ -37,7 +38,11 @@ def command(*, faults: tuple[str, ...], seed: int, workers: int, requests: int, 
     """Run every set of faults; exit with 1 when a guarantee is broken."""
     settings = ChaosSettings(workers=workers, requests=requests, num_blocks=num_blocks, seed=seed)
     logging.getLogger("kvatlas").setLevel(logging.ERROR)  # losing trust is what is asked for here
-    report = run_chaos(settings, faults or DEFAULT_SCENARIOS)
+    names = faults or DEFAULT_SCENARIOS
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=as_json, transient=True) as progress:
+        task = progress.add_task("", total=len(names))
+        report = run_chaos(settings, names, on_row=lambda _: progress.advance(task))
     if as_json:
         print_json(report)
     else:
