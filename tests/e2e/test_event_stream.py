@@ -400,7 +400,7 @@ async def test_a_lost_tail_after_a_long_rest_is_found_as_soon(raw_engine):
         engine.publish(0)
         engine.publish(1, heard=False)
         await until(lambda: len(sink.seen) == 2, "the lost tail", timeout_s=0.7)
-        assert sink.seen == [(0, 0), (0, 1)]
+        assert sink.seen == [(0, 0), (1, 1)]
 
 
 @pytest.mark.asyncio
