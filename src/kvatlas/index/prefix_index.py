@@ -280,7 +280,8 @@ class PrefixIndex:
         """Learn from an engine's own count of cached tokens.
 
         The first `cached_tokens` of the prompt are on the worker: doubts about them end, and blocks that no event named
-        are claimed from now on. What was claimed beyond, in doubt, is not there.
+        are claimed from now on. What was claimed beyond, in doubt, is not there. Blocks that wait for a parent no event
+        named get their place where the prompt's own digests prove it.
 
         Args:
             token_ids: the prompt.
@@ -297,7 +298,9 @@ class PrefixIndex:
             return Healed()
         concerned = max(cached_tokens, claimed_tokens) // size
         matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
-        return column.doubts.heal(matcher.all_keys()[:concerned], cached_tokens // size, sent)
+        keys = matcher.all_keys()
+        placed = column.place_orphans(token_ids, extras, keys)
+        return column.doubts.heal(keys[:concerned], cached_tokens // size, sent, placed_blocks=placed)
 
     def claims(self, worker_id: str, token_ids: Sequence[int], *, extras: RequestExtras = NO_EXTRAS) -> bytes:
         """What is claimed of each block of a prompt in the worker's first group on the device.
@@ -311,6 +314,10 @@ class PrefixIndex:
             return b""
         matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
         return self._core.held(DEVICE_PLANE, column.number, matcher.all_keys())
+
+    def claimed(self, worker_id: str, block_keys: Sequence[int]) -> bytes:
+        """What is claimed of each block, by its key; see `claims`. Cost: O(blocks), an array is read where it lies."""
+        return self._core.held(DEVICE_PLANE, self._column(worker_id).number, block_keys)
 
     def stats(self, worker_id: str) -> ColumnStats:
         """The worker's counters as they stand."""
