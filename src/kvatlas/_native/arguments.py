@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from kvatlas.errors import HashingError, IndexStateError
 
 __all__ = [
+    "AGE_BINS",
     "MAX_PLANES",
     "MAX_TOKEN_ID",
     "MAX_U32",
     "MAX_WORKERS",
+    "TICKS_PER_STAMP",
     "bad_token_ids",
     "count_blocks",
     "foreign_batch",
@@ -28,6 +30,10 @@ MAX_TOKEN_ID = 2**63 - 1
 MAX_WORKERS = 4096
 MAX_PLANES = 256
 MAX_U32 = 2**32 - 1
+TICKS_PER_STAMP = 64
+"""Blocks stored or asked for that make blocks one stamp older."""
+AGE_BINS = 32
+"""Bins of a histogram of ages: 0, then one for each power of two."""
 _SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64
