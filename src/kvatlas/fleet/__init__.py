@@ -10,6 +10,7 @@ from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
 from kvatlas.fleet.load import LoadLedger, Ticket
+from kvatlas.fleet.recency import FleetRecency, RecencyWatch, SurvivalCurve
 from kvatlas.fleet.silence import Silence, SilenceWatch, TrafficCount
 from kvatlas.fleet.source import EventSource, SourceStats
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
@@ -24,14 +25,17 @@ __all__ = [
     "EventSource",
     "EventSources",
     "Fleet",
+    "FleetRecency",
     "FleetSpeed",
     "HealthMonitor",
     "LoadLedger",
     "PredictionAudit",
     "PrefillSpeed",
+    "RecencyWatch",
     "Silence",
     "SilenceWatch",
     "SourceStats",
+    "SurvivalCurve",
     "Ticket",
     "TrafficCount",
     "Trust",

@@ -11,8 +11,10 @@ from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import GroupProfile, WorkerMatch
 from kvatlas.index.memory import MemoryStats
 from kvatlas.index.prefix_index import PrefixIndex
+from kvatlas.index.recency import BLOCKS_PER_STAMP, RecencyCounts
 
 __all__ = [
+    "BLOCKS_PER_STAMP",
     "Applied",
     "ColumnStats",
     "CopyMode",
@@ -22,5 +24,6 @@ __all__ = [
     "MemoryStats",
     "Moment",
     "PrefixIndex",
+    "RecencyCounts",
     "WorkerMatch",
 ]
