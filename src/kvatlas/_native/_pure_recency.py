@@ -13,8 +13,8 @@ __all__ = ["AgingState"]
 class AgingState(DoubtingState):
     """The part of the core's interface that is about recency.
 
-    An age is in stamps: it grows by one with every `TICKS_PER_STAMP` blocks that the whole fleet stores or is asked for.
-    A store, and a find that reaches the block, make it 0.
+    An age is in stamps: it grows by one with every `TICKS_PER_STAMP` blocks that the whole fleet stores or is asked
+    for. A store, and a find that reaches the block, make it 0.
     """
 
     @property

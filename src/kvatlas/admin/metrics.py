@@ -137,8 +137,8 @@ METRICS = (
         "kvatlas_index_removal_age_blocks",
         "gauge",
         ("worker", "quantile"),
-        "How old blocks are when the worker removes them: blocks stored or looked up by the whole fleet since their last "
-        "use. Absent below 100 removals.",
+        "How old blocks are when the worker removes them: blocks stored or looked up by the whole fleet since their "
+        "last use. Absent below 100 removals.",
     ),
     MetricInfo("kvatlas_index_resident_blocks", "gauge", ("worker",), "Distinct (block, medium, group) held."),
     MetricInfo(

@@ -15,9 +15,9 @@ from kvatlas.index import PrefixIndex
 __all__ = ["GUESSES", "RemovalScore", "ScoredWorker"]
 
 GUESSES = ("stamp", "own use", "birth", "random")
-"""stamp: age in the fleet's stamps, as the index keeps it. own use: exact age since a request that was sent to this very
-worker used the block, which would cost memory for each block and worker. birth: age since the block was stored. random:
-a drawn number."""
+"""stamp: age in the fleet's stamps, as the index keeps it. own use: exact age since a request that was sent to this
+very worker used the block, which would cost memory for each block and worker. birth: age since the block was stored.
+random: a drawn number."""
 _SAMPLE = 64
 
 

@@ -44,5 +44,5 @@ def read_recency(core: IndexCore, number: int, sample: int) -> RecencyCounts:
 
 
 def read_ages(core: IndexCore, number: int, block_hashes: Sequence[int | bytes]) -> list[int | None]:
-    """The age in stamps of each block; None where the worker does not claim it for certain, or its content is unknown."""
+    """The age in stamps of each block; None where the claim is not certain, or the content not known."""
     return core.ages(number, core.handle_numbers(block_hashes))
