@@ -345,16 +345,14 @@ class IndexCore(AgingState):
         return None
 
     def ingest(
-        self, worker: int, _payload: bytes, _rank: int | None, _max_events: int, _max_depth: int, /
+        self, worker: int, _payload: bytes, _rank: int | None, /
     ) -> int | NativeBatch | tuple[NativeBatch, bytes | list[tuple[int, int]]] | None:
-        """Open a batch and apply it, all in one.
+        """Open a batch and apply it, all in one, under the default limits of a batch.
 
         Args:
             worker: whose batch it is.
             _payload: its bytes.
             _rank: apply it if it is of this data-parallel rank or names none; None: only if it names none; -1: always.
-            _max_events: more make it none.
-            _max_depth: deeper nesting makes it none.
 
         Returns:
             How many events were applied, when it was all of them; None when `open_batch` gives none; else the batch and

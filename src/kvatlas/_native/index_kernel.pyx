@@ -147,6 +147,13 @@ cdef extern from "apply.h":
     void kva_applier_free(kva_applier *applier)
 
 
+# As kvatlas.events.DEFAULT_LIMITS, which this floor does not know; a test holds one to the other.
+cdef enum:
+    MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+    MAX_EVENTS = 500_000
+    MAX_DEPTH = 32
+
+
 cdef class _Words:
     """Handle numbers or block keys as 64-bit words; keeps their memory alive."""
 
@@ -469,7 +476,7 @@ cdef class IndexCore:
         batch.payload = payload
         return batch
 
-    def ingest(self, Py_ssize_t worker, payload, rank, size_t max_events, unsigned max_depth, /):
+    def ingest(self, Py_ssize_t worker, payload, rank, /):
         """Open a batch and apply it, all in one.
 
         Args:
@@ -480,11 +487,11 @@ cdef class IndexCore:
             what `apply` returned, or the batch alone when it is of another rank and nothing was applied.
         """
         cdef kva_batch opened
-        if type(payload) is not bytes:
+        if type(payload) is not bytes or PyBytes_Size(payload) > MAX_PAYLOAD_BYTES:
             return None
         cdef kva_column *column = self.column(worker)
         if not kva_batch_open(&opened, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload),
-                              max_events, max_depth):
+                              MAX_EVENTS, MAX_DEPTH):
             return None
         cdef kva_applied outcome = KVA_ALL_APPLIED
         cdef bint foreign = opened.has_rank and (rank is None or (rank != -1 and opened.rank != <int64_t>rank))

@@ -101,7 +101,8 @@ class EventSource:
         if rank == self._rank:
             return False
         self.stats.foreign_batches += 1
-        self._lose(f"batch {seq} is of data-parallel rank {rank}, this worker is rank {self._rank}: check events=")
+        if self._lossy is None:  # nothing of ours is missing for it: no reason to doubt again and again
+            self._lose(f"batch {seq} is of data-parallel rank {rank}, this worker is rank {self._rank}: check events=")
         return True
 
     def on_gap(self, first_seq: int, last_seq: int | None) -> None:

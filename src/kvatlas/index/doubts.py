@@ -56,13 +56,23 @@ class DoubtBook:
         has_business: whether `settle` has anything to do, and whether there may be doubted claims. Cheap to ask.
     """
 
-    __slots__ = ("_began_at", "_core", "_number", "_turnover_blocks", "capacity_blocks", "epoch", "has_business")
+    __slots__ = (
+        "_began_at",
+        "_core",
+        "_healed_since",
+        "_number",
+        "_turnover_blocks",
+        "capacity_blocks",
+        "epoch",
+        "has_business",
+    )
 
     def __init__(self, core: IndexCore, number: int) -> None:
         self._core = core
         self._number = number
         self._began_at: int | None = None
         self._turnover_blocks = 0
+        self._healed_since = False
         self.capacity_blocks: int | None = None
         self.epoch = 0
         self.has_business = False
@@ -81,10 +91,13 @@ class DoubtBook:
         """Events are lost: all that is claimed is in doubt. Cost: O(blocks of the worker)."""
         counts = self._core.counts(self._number)
         self._turnover_blocks = max(self._turnover_blocks, counts[_RESIDENT], _LEAST_TURNOVER_BLOCKS)
+        nothing_new = self._began_at == counts[_STORED] and not self._healed_since
         self._began_at = counts[_STORED]
+        self._healed_since = False
         self.has_business = True
         self.epoch += 1
-        self._core.doubt(self._number)
+        if not nothing_new:  # a burst of losses is one sweep
+            self._core.doubt(self._number)
 
     def end(self) -> None:
         """The worker is known to be empty, or another life: nothing old is left to doubt."""
@@ -137,6 +150,7 @@ class DoubtBook:
         if sent.epoch != now.epoch:
             return Healed()
         self._turnover_blocks = max(self._turnover_blocks, self._core.counts(self._number)[_RESIDENT])
+        self._healed_since = True
         certain = sent.removals == now.removals
         confirmed, adopted = self._core.confirm(self._number, block_keys[:cached_blocks], certain=certain)
         refuted = self._core.refute(self._number, block_keys[cached_blocks:])

@@ -6,7 +6,16 @@ from kvatlas._native import new_index_core
 from kvatlas.errors import IndexStateError
 from kvatlas.events import DEFAULT_LIMITS, DecodeLimits, Event
 from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, RequestExtras
-from kvatlas.index.batches import ANY_RANK, Applied, IncomingBatch, apply_batch, apply_event, ingest, open_batch
+from kvatlas.index.batches import (
+    ALL_APPLIED,
+    ANY_RANK,
+    Applied,
+    IncomingBatch,
+    after_ingest,
+    apply_batch,
+    apply_event,
+    open_batch,
+)
 from kvatlas.index.column import ColumnStats, CopyMode, WorkerColumn
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
@@ -164,7 +173,9 @@ class PrefixIndex:
         Cost: as `apply_batch`, and 1 us.
         """
         column = self._columns.get(worker_id) or self._column(worker_id)
-        applied = ingest(self._core, column, payload, rank)
+        done = self._core.ingest(column.number, payload, rank)
+        usual = type(done) is int and done < len(ALL_APPLIED)
+        applied = ALL_APPLIED[done] if usual else after_ingest(self._core, column, payload, rank, done)  # type: ignore[index]
         if column.doubts.has_business:
             column.settle()
         if self._keeper.is_capped:
