@@ -240,7 +240,7 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
             continue;
         column->counts.resident--;
         if (plane == 0 && (table->marks[place] & (KVA_KEYED | KVA_DOUBT)) == KVA_KEYED)
-            kva_note_removal(index, column, table->keys[place]);
+            kva_note_removal(index, column, table->entries[place].key);
         if (table->marks[place] & KVA_KEYED)
             kva_unclaim(index, column, plane, table->entries[place].key, table->marks[place] & KVA_DOUBT);
         else

@@ -25,7 +25,7 @@ static int age_at(kva_index *index, const kva_handles *table, uint32_t place, ui
     uint8_t mark = table->marks[place];
     if (!(mark & KVA_KEYED) || !(mark & KVA_COPIES) || mark & KVA_DOUBT)
         return 0;
-    const kva_slot *slot = kva_flat_slot(index->planes[0], table->keys[place]);
+    const kva_slot *slot = kva_flat_slot(index->planes[0], table->entries[place].key);
     if (!slot)
         return 0;
     *age = age_of(index, slot);
