@@ -261,6 +261,16 @@ class WorkerColumn:
         return not self._survived_loss and self._missing == self._complete_at
 
     @property
+    def may_report(self) -> bool:
+        """Whether it is not wholly known, and its engine gives a full report without harm.
+
+        vLLM 0.32.0 ends on one under decode context parallelism, whose blocks are longer than its metrics say, or with a
+        hit inside a Mamba block.
+        """
+        scaled = self.stated_block_size is not None and self.groups.unit_tokens not in {None, self.stated_block_size}
+        return not self.is_complete and self.groups.only_full and not self.other_media and not scaled
+
+    @property
     def is_exact(self) -> bool:
         """Whether a hit is what the engine will report, neither more nor less.
 

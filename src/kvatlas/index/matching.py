@@ -10,7 +10,7 @@ from kvatlas.index.column import WorkerColumn
 from kvatlas.index.match import WorkerMatch, joint_hit_blocks, max_hit_blocks
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Planes
 
-__all__ = ["PromptMatcher"]
+__all__ = ["PromptMatcher", "match_columns", "worker_bits"]
 
 _FIRST_BLOCKS = 32
 _DOUBTED, _SURE = 1, 2
@@ -24,6 +24,26 @@ def worker_bits(columns: Mapping[str, WorkerColumn]) -> bytes:
     for column in columns.values():
         bits |= column.bit
     return bits.to_bytes((bits.bit_length() + 63) // 64 * 8, "little")
+
+
+def match_columns(
+    core: IndexCore,
+    planes: Planes,
+    hasher: BlockKeyHasher,
+    token_ids: Sequence[int],
+    extras: RequestExtras,
+    columns: Mapping[str, WorkerColumn],
+) -> dict[str, WorkerMatch]:
+    """The match of every worker whose block size is known; those of one block size and root key in one walk."""
+    alike: dict[tuple[int, int], dict[str, WorkerColumn]] = {}
+    for worker_id, column in columns.items():
+        size = column.block_size
+        if size is not None:
+            alike.setdefault((size, column.root_key), {})[worker_id] = column
+    found: dict[str, WorkerMatch] = {}
+    for (size, root_key), together in alike.items():
+        found.update(PromptMatcher(core, planes, hasher, token_ids, extras, size, root_key).match(together))
+    return found
 
 
 class PromptMatcher:

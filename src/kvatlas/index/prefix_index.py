@@ -20,7 +20,7 @@ from kvatlas.index.column import WorkerColumn
 from kvatlas.index.column_state import ColumnState, ColumnStats, CopyMode
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
-from kvatlas.index.matching import PromptMatcher, worker_bits
+from kvatlas.index.matching import PromptMatcher, match_columns, worker_bits
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes
 from kvatlas.index.recency import RecencyCounts, read_ages, read_recency
@@ -254,15 +254,8 @@ class PrefixIndex:
         return self._column(worker_id).is_complete
 
     def may_ask_for_report(self, worker_id: str) -> bool:
-        """Whether a full report would teach something, and the worker's engine is known to give one without harm.
-
-        Harm: vLLM 0.32.0 ends on one under decode context parallelism, whose blocks are longer than its metrics say, or
-        with a hit inside a Mamba block.
-        """
-        column = self._column(worker_id)
-        groups = column.groups
-        scaled = column.stated_block_size is not None and groups.unit_tokens not in {None, column.stated_block_size}
-        return not column.is_complete and groups.only_full and not column.other_media and not scaled
+        """Whether a full report would teach something, and the worker's engine is known to give one without harm."""
+        return self._column(worker_id).may_report
 
     def moment(self, worker_id: str) -> Moment:
         """A worker's present, for `heal` of what is sent now."""
@@ -386,16 +379,8 @@ class PrefixIndex:
 
         Cost: hashing each block once per distinct block size and namespace, up to the first block nobody holds.
         """
-        alike: dict[tuple[int, int], dict[str, WorkerColumn]] = {}
-        for worker_id, column in self._named(worker_ids).items():
-            size = column.block_size
-            if size is not None:
-                alike.setdefault((size, column.root_key), {})[worker_id] = column
-        found: dict[str, WorkerMatch] = {}
-        for (size, root_key), columns in alike.items():
-            matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, root_key)
-            found.update(matcher.match(columns))
-        return found
+        columns = self._named(worker_ids)
+        return match_columns(self._core, self._planes, self._hasher, token_ids, extras, columns)
 
     def _named(self, worker_ids: Iterable[str] | None) -> dict[str, WorkerColumn]:
         if worker_ids is None:
