@@ -264,8 +264,8 @@ class WorkerColumn:
     def may_report(self) -> bool:
         """Whether it is not wholly known, and its engine gives a full report without harm.
 
-        vLLM 0.32.0 ends on one under decode context parallelism, whose blocks are longer than its metrics say, or with a
-        hit inside a Mamba block.
+        vLLM 0.32.0 ends on one under decode context parallelism, whose blocks are longer than its metrics say, or with
+        a hit inside a Mamba block.
         """
         scaled = self.stated_block_size is not None and self.groups.unit_tokens not in {None, self.stated_block_size}
         return not self.is_complete and self.groups.only_full and not self.other_media and not scaled
