@@ -29,7 +29,7 @@ from support.serve import Gateway, running_gateway
 
 TALKERS = 5
 TURNS = 4
-FIRM_TURNS = 20
+FIRM_TURNS = 12
 """Follow-ups that the engine back from the dead must answer as promised."""
 BUFFER_STEPS = 20
 HIT_TOKENS = BLOCKS_PER_PROMPT * BLOCK_SIZE_TOKENS
@@ -128,9 +128,10 @@ async def kill_and_bring_back(gateway: Gateway, engine: RealVllm, load: Load, ti
         talking = [group.create_task(load.talk(talker)) for talker in range(TALKERS)]
         await until(lambda: len(load.firm_turns(name, 0.0)) >= 5, "five hits on the engine before it dies")
         times.killed_s = time.monotonic()
-        await asyncio.to_thread(engine.kill)
+        dying = group.create_task(asyncio.to_thread(engine.kill))
         times.stale_s = await until(lambda: view()["trust"]["level"] == "stale", "trust is stale")
         times.left_out_s = await until(lambda: not view()["healthy"], "no traffic for the dead")
+        await dying
         times.started_s = time.monotonic()
         engine.start()
         ready = group.create_task(asyncio.to_thread(engine.wait_ready))

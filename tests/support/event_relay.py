@@ -104,7 +104,13 @@ class EventRelay:
         Source: ZMTP 3.0 (rfc.zeromq.org/spec/23): a greeting of 64 bytes, then frames of flags, size (1 or 8 bytes,
         big-endian) and body; commands are frames of their own.
         """
-        writer.write(await reader.readexactly(GREETING_BYTES))
+        missing = GREETING_BYTES
+        while missing:  # in pieces: each side sends its second one when it has the other's first
+            piece = await reader.read(missing)
+            if not piece:
+                return
+            missing -= len(piece)
+            writer.write(piece)
         within = drops = False
         while True:
             head = await reader.readexactly(1)
