@@ -21,6 +21,7 @@ FLOORS = {
     "index": 3,
     "stream": 3,
     "fleet": 4,
+    "keeper": 4,
     "rendering": 4,
     "routing": 5,
     "gateway": 6,

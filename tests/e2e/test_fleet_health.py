@@ -85,7 +85,9 @@ async def until(condition: Callable[[], bool]) -> None:
 def make_planner(fleet: Fleet, index: PrefixIndex, session: aiohttp.ClientSession) -> FleetPlanner:
     log = DecisionLog(10)
     picker = Picker(make_policy("cost"), ManualClock(), log)
-    return FleetPlanner(fleet, index, picker, log, renderers={}, session=session, render_timeout_s=1.0)
+    return FleetPlanner(
+        fleet, index, picker, log, renderers={}, session=session, config=ServeConfig(render_timeout_s=1.0)
+    )
 
 
 def get(path: str) -> GatewayRequest:

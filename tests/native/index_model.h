@@ -167,7 +167,7 @@ static inline size_t check_table(const model *m, const kva_handles *table)
         if (!table->marks[place])
             continue;
         entries++;
-        m->expect(kva_handles_find(table, table->handles[place]) == place, "every entry is found");
+        m->expect(kva_handles_find(table, table->entries[place].handle) == place, "every entry is found");
     }
     for (uint32_t place = 0; place < table->other_capacity; place++)
         others += table->others[place].copies != 0;

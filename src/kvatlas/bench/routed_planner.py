@@ -48,7 +48,7 @@ async def routed_planner(targets: tuple[Target, ...]) -> FleetPlanner:
         log,
         renderers={ANY_MODEL: renderer},
         session=aiohttp.ClientSession(),
-        render_timeout_s=config.render_timeout_s,
+        config=config,
     )
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "events": ("kvatlas.cli.events", "Look at KV event streams: replay a recording, tail a live one."),
     "hash": ("kvatlas.cli.hash", "Print the block hashes an engine computes for token ids."),
     "index": ("kvatlas.cli.index", "Ask a running gateway's index who holds a prompt."),
+    "keeper": ("kvatlas.cli.keeper", "Keep an engine's event stream and serve it on from 0."),
     "serve": ("kvatlas.cli.serve", "Run the gateway in front of engines."),
     "sim": ("kvatlas.cli.sim", "Run simulated engines that answer like vLLM."),
     "workers": ("kvatlas.cli.workers", "Show the workers of a running gateway: health, trust, load, predictions."),

@@ -46,6 +46,11 @@ class Service:
     """
 
     def __init__(self, config: ServeConfig) -> None:
+        if config.full_report_share and any(worker.copy_mode != "set" for worker in config.workers):
+            raise ConfigError(
+                f"full_report_share is {config.full_report_share}, but not every worker has copy_mode=set: a report "
+                "would count as further copies there. Give copy_mode=set with each worker, or leave the share out"
+            )
         self._config = config
         self._clock = SystemClock()
         self._renderers = {
@@ -79,8 +84,7 @@ class Service:
             log,
             renderers=self._renderers,
             session=self._session,
-            render_timeout_s=config.render_timeout_s,
-            forward_all_paths=config.forward_all_paths,
+            config=config,
         )
         timeouts = Timeouts(
             connect_s=config.connect_timeout_s, first_byte_s=config.first_byte_timeout_s, idle_s=config.idle_timeout_s

@@ -104,6 +104,18 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "announce, before it is believed no more."
         ),
     ] = 5.0
+    full_report_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description=(
+                "Share of the requests to a worker whose cache is not wholly known that ask vLLM to announce again "
+                "what they reuse (kv_cache_report_mode=full). Needs copy_mode = 'set' on every worker: a repeated "
+                "store is no new copy then."
+            ),
+        ),
+    ] = 0.0
     prefill_tokens_per_s: Annotated[
         PositiveFloat, _doc("First guess of an engine's prefill speed; measured times replace it.")
     ] = 8000.0

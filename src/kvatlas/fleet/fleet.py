@@ -129,14 +129,19 @@ class Fleet:
             interval_s=settings.health_interval_s,
             timeout_s=settings.health_timeout_s,
             failures=settings.health_failures,
-            on_block_size=self._index.set_block_size,
-            on_pool_blocks=self._index.set_capacity,
+            on_cache=self._learn_cache,
             on_alive=follower.after_check,
         )
         follower.start()
         task = asyncio.create_task(monitor.run(), name=f"health {worker_id}")
         self._running[worker_id] = _Running(given, monitor, follower, task)
         return worker
+
+    def _learn_cache(self, worker_id: str, block_size: int | None, num_blocks: int | None) -> None:
+        if block_size:
+            self._index.set_block_size(worker_id, block_size)
+        if num_blocks:
+            self._index.set_capacity(worker_id, num_blocks)
 
     def check_soon(self, worker_id: str) -> None:
         """Have a worker's health looked at now: something just went wrong with it."""

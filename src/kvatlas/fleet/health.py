@@ -53,8 +53,7 @@ class HealthMonitor:
     """Checks one worker for as long as it runs.
 
     Args:
-        on_block_size: told the engine's block size when its metrics name it.
-        on_pool_blocks: told how many blocks its pool holds, likewise.
+        on_cache: told the engine's block size and the number of blocks in its pool, as its metrics name them.
         on_alive: called when an engine answered, with whether it had not before; before it gets traffic again. Its
             answer says whether the worker is still one.
         failures: checks that must fail in a row before a worker that was healthy gets no traffic.
@@ -69,8 +68,7 @@ class HealthMonitor:
         interval_s: float,
         timeout_s: float,
         failures: int,
-        on_block_size: Callable[[str, int], None],
-        on_pool_blocks: Callable[[str, int], None],
+        on_cache: Callable[[str, int | None, int | None], None],
         on_alive: Callable[[bool], Awaitable[bool]],
     ) -> None:
         self._worker = worker
@@ -79,8 +77,7 @@ class HealthMonitor:
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._failures = failures
-        self._on_block_size = on_block_size
-        self._on_pool_blocks = on_pool_blocks
+        self._on_cache = on_cache
         self._on_alive = on_alive
         self.first_check = asyncio.Event()
         """Set when the first check is over, whatever it brought."""
@@ -179,10 +176,7 @@ class HealthMonitor:
                     raise ValueError(f"/metrics is over {_MAX_METRICS_BYTES} bytes")
         block_size = parse_gauges(page.decode(), self._worker.config.rank or 0, self._worker.gauges)
         self._reckon_foreign()
-        if block_size is not None:
-            self._on_block_size(self._worker.worker_id, block_size)
-        if self._worker.gauges.num_blocks:
-            self._on_pool_blocks(self._worker.worker_id, self._worker.gauges.num_blocks)
+        self._on_cache(self._worker.worker_id, block_size, self._worker.gauges.num_blocks)
 
     def _reckon_foreign(self) -> None:
         """Requests of others: what the engine counts beyond ours. Two scrapes must agree, since ours come and go."""

@@ -6,12 +6,14 @@ no prediction, and its decision record says why.
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 
 import aiohttp
 import msgspec
 
+from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
@@ -26,6 +28,7 @@ from kvatlas.rendering import (
     RenderedPrompt,
     extras_of,
     parse_request,
+    with_report_mode,
     without_report_mode,
 )
 from kvatlas.routing import Candidate, DecisionLog, DecisionRecord, Picker, RoutingRequest
@@ -70,8 +73,8 @@ class FleetPlanner:
     Args:
         renderers: model name (or `ANY_MODEL`) -> local renderer; where none fits, the engine's own /tokenize is asked.
         session: for those calls; stays the caller's.
-        render_timeout_s: how long rendering off the event loop may take before the request goes without the index.
-        forward_all_paths: whether engines' admin routes are for everybody, too.
+        config: how long rendering off the event loop may take, whether engines' admin routes are for everybody, and how
+            often a worker whose cache is not wholly known is asked for a report.
 
     The planner's own cost per request is the rendering, one walk of the index per distinct block size and one policy
     call.
@@ -86,8 +89,7 @@ class FleetPlanner:
         *,
         renderers: Mapping[str, LocalRenderer],
         session: aiohttp.ClientSession,
-        render_timeout_s: float,
-        forward_all_paths: bool = False,
+        config: ServeConfig,
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -95,8 +97,10 @@ class FleetPlanner:
         self._decisions = decisions
         self._renderers = dict(renderers)
         self._session = session
-        self._render_timeout_s = render_timeout_s
-        self._forward_all_paths = forward_all_paths
+        self._render_timeout_s = config.render_timeout_s
+        self._forward_all_paths = config.forward_all_paths
+        self._full_report_share = config.full_report_share
+        self._random = random.Random()
         self._engine_renderers: dict[str, EngineRenderer] = {}
         self._targets: dict[str, Target] = {}
         self._turn = 0
@@ -238,11 +242,24 @@ class FleetPlanner:
         return FleetPlan(
             targets=tuple(self._target(by_id[worker_id]) for worker_id in record.order),
             predicted_tokens=record.predicted_tokens,
-            body=without_report_mode(request.body) if parsed.asks_full_report else None,
+            body=self._changed_body(request, parsed, by_id[record.chosen]),
             record=record,
             books=books,
             measures_ttft=parsed.stream and parsed.api in {"completions", "chat"},
         )
+
+    def _changed_body(self, request: GatewayRequest, parsed: ParsedRequest, worker: Worker) -> bytes | None:
+        """The body to send instead of the client's; None for almost every request."""
+        share = self._full_report_share
+        if (
+            share
+            and parsed.api != "other"
+            and worker.trust.level.is_credited
+            and self._index.may_ask_for_report(worker.worker_id)
+            and self._random.random() < share
+        ):
+            return with_report_mode(request.body)
+        return without_report_mode(request.body) if parsed.asks_full_report else None
 
     def _as_cached(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> RenderedPrompt:
         """The prompt with the adapter that is part of its blocks, cut to what is looked up."""

@@ -7,7 +7,14 @@ the spot. Must not live here: which worker gets the request, block keys, HTTP se
 from kvatlas.rendering.engine import EngineRenderer
 from kvatlas.rendering.local import LocalRenderer
 from kvatlas.rendering.prompt import RenderedPrompt, Renderer, extras_of
-from kvatlas.rendering.request import ChatRequest, Message, ParsedRequest, parse_request, without_report_mode
+from kvatlas.rendering.request import (
+    ChatRequest,
+    Message,
+    ParsedRequest,
+    parse_request,
+    with_report_mode,
+    without_report_mode,
+)
 from kvatlas.rendering.text_tokenizer import TextTokenizer
 from kvatlas.rendering.tiny_model import TINY_CHAT_TEMPLATE, write_tiny_model
 
@@ -23,6 +30,7 @@ __all__ = [
     "TextTokenizer",
     "extras_of",
     "parse_request",
+    "with_report_mode",
     "without_report_mode",
     "write_tiny_model",
 ]

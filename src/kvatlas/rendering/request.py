@@ -13,7 +13,7 @@ import msgspec
 
 from kvatlas.errors import BadRequest
 
-__all__ = ["ChatRequest", "Message", "ParsedRequest", "parse_request", "without_report_mode"]
+__all__ = ["ChatRequest", "Message", "ParsedRequest", "parse_request", "with_report_mode", "without_report_mode"]
 
 # A chat message is free-form JSON that belongs to the model's template: the one place where a dict is the record.
 Message: TypeAlias = dict[str, Any]
@@ -294,6 +294,16 @@ def without_report_mode(body: bytes) -> bytes:
     content["vllm_xargs"].pop(_REPORT_MODE, None)
     if not content["vllm_xargs"]:
         del content["vllm_xargs"]
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def with_report_mode(body: bytes) -> bytes:
+    """The body with the wish that the engine announce again what it reuses for this request; all else is kept.
+
+    Source: vLLM 0.32.0, sampling_params.py (`extra_args["kv_cache_report_mode"]`, over HTTP `vllm_xargs`).
+    """
+    content = json.loads(body)
+    content["vllm_xargs"] = {**(content.get("vllm_xargs") or {}), _REPORT_MODE: "full"}
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 

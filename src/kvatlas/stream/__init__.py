@@ -1,10 +1,20 @@
-"""The event stream over ZMQ: publish it, follow it, read recordings of it. ZMQ lives in this room only.
+"""The event stream over ZMQ: publish it, follow it, journal it, read recordings of it. ZMQ lives in this room only.
 
 What a batch means is not known here: payloads go to an `EventSink` undecoded, and the order is `kvatlas.events`'
 affair.
 """
 
 from kvatlas.stream.endpoints import binds, offset_endpoint
+from kvatlas.stream.journal import Journal
+from kvatlas.stream.journal_segment import (
+    NO_ENGINE_SEQ,
+    Extent,
+    JournalRecord,
+    Segment,
+    SegmentHeader,
+    read_extent,
+    read_records,
+)
 from kvatlas.stream.outlet import LinkDown, LinkUp, LiveStep, Outlet, PlainOutlet, ReplayAnswer, Sent
 from kvatlas.stream.publisher import ZmqEventPublisher
 from kvatlas.stream.publisher_sockets import PublisherConfig
@@ -17,12 +27,17 @@ from kvatlas.stream.recording import (
     RecordingWriter,
     read_recording,
 )
+from kvatlas.stream.replay_server import ReplayServer, ReplayServerConfig, ReplaySource, ServerCounters
 from kvatlas.stream.sink import EventSink, StreamStatus
 from kvatlas.stream.subscriber import ZmqEventSubscriber
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
 
 __all__ = [
+    "NO_ENGINE_SEQ",
     "EventSink",
+    "Extent",
+    "Journal",
+    "JournalRecord",
     "LinkDown",
     "LinkUp",
     "LiveStep",
@@ -36,7 +51,13 @@ __all__ = [
     "RecordedReset",
     "RecordingWriter",
     "ReplayAnswer",
+    "ReplayServer",
+    "ReplayServerConfig",
+    "ReplaySource",
+    "Segment",
+    "SegmentHeader",
     "Sent",
+    "ServerCounters",
     "StreamCounters",
     "StreamStatus",
     "SubscriberConfig",
@@ -44,5 +65,7 @@ __all__ = [
     "ZmqEventSubscriber",
     "binds",
     "offset_endpoint",
+    "read_extent",
     "read_recording",
+    "read_records",
 ]

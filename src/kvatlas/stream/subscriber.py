@@ -28,6 +28,7 @@ __all__ = ["ZmqEventSubscriber"]
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
+_NOBLOCK = int(zmq.NOBLOCK)  # as a flag of an enumeration each use costs a look-up
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
 # Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
@@ -212,11 +213,18 @@ class ZmqEventSubscriber:
 
     def _frames(self, channel: Channel) -> list[bytes]:
         """The next message of a channel, empty when there is none."""
+        receive = self._sockets[channel].recv
         try:
-            return self._sockets[channel].recv_multipart(zmq.NOBLOCK)
+            frame = receive(_NOBLOCK, copy=False)
         except zmq.Again:
             self._ready.discard(channel)
             return []
+        # As recv_multipart does, in half the time: a frame knows whether another follows.
+        frames = [frame.bytes]
+        while frame.more:
+            frame = receive(copy=False)
+            frames.append(frame.bytes)
+        return frames
 
     def _receive(self, channel: Channel) -> tuple[int, bytes] | None:
         """The next batch of a channel; None when there is no message, or when it is not a batch."""

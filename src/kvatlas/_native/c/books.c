@@ -111,7 +111,7 @@ static void add_copy(kva_index *index, kva_column *column, uint32_t plane, uint6
     if (!kva_is_resident(before) && !(before & KVA_KEYED))
         column->counts.unkeyed++;
     if (table->marks[place] & KVA_KEYED)
-        kva_claim(index, column, plane, table->keys[place], 0);
+        kva_claim(index, column, plane, table->entries[place].key, 0);
 }
 
 void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count)
@@ -129,7 +129,7 @@ void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane,
 
 static void give_key(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint64_t key)
 {
-    table->keys[place] = key;
+    table->entries[place].key = key;
     table->marks[place] |= KVA_KEYED;
     column->counts.unkeyed--;
     int in_doubt = table->marks[place] & KVA_DOUBT;
@@ -162,7 +162,7 @@ static int join_one(kva_index *index, kva_column *column, uint64_t handle, uint6
 /* A new block of known key: the commonest case by far, and all of it in one place. */
 static void store_new(kva_index *index, kva_column *column, kva_handles *table, uint32_t place, uint64_t key)
 {
-    table->keys[place] = key;
+    table->entries[place].key = key;
     table->marks[place] = KVA_USED | KVA_KEYED | 1;
     column->counts.resident++;
     kva_claim(index, column, 0, key, 0);
@@ -238,7 +238,7 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
             continue;
         column->counts.resident--;
         if (table->marks[place] & KVA_KEYED)
-            kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
+            kva_unclaim(index, column, plane, table->entries[place].key, table->marks[place] & KVA_DOUBT);
         else
             kva_doubt_reported(index, column); /* as above */
         leave(column, table, place);
@@ -252,7 +252,7 @@ int kva_column_key(const kva_column *column, uint64_t handle, uint64_t *key)
     uint32_t place = kva_handles_find(table, handle);
     if (place == KVA_NOT_FOUND || !(table->marks[place] & KVA_KEYED))
         return 0;
-    *key = table->keys[place];
+    *key = table->entries[place].key;
     return 1;
 }
 
@@ -284,7 +284,7 @@ static void forget_in_plane(kva_index *index, kva_column *column, kva_handles *t
     kva_copies_set(table, place, plane, 0);
     column->counts.resident--;
     if (table->marks[place] & KVA_KEYED)
-        kva_unclaim(index, column, plane, table->keys[place], table->marks[place] & KVA_DOUBT);
+        kva_unclaim(index, column, plane, table->entries[place].key, table->marks[place] & KVA_DOUBT);
 }
 
 int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *table, uint32_t place,
@@ -306,7 +306,7 @@ static void forget_in_table(kva_index *index, kva_column *column, kva_handles *t
 {
     for (uint32_t place = 0; place < table->capacity;) {
         if (place + AHEAD < table->capacity)
-            kva_flat_prefetch(index->planes[0], table->keys[place + AHEAD]);
+            kva_flat_prefetch(index->planes[0], table->entries[place + AHEAD].key);
         if (table->marks[place]) {
             uint32_t before = table->count;
             table->marks[place] &= (uint8_t)~KVA_WAITED;
@@ -332,17 +332,17 @@ static void forget_table(kva_index *index, kva_column *column, kva_handles *tabl
 {
     for (uint32_t place = 0; place < table->capacity; place++) {
         if (place + AHEAD < table->capacity)
-            kva_flat_prefetch(index->planes[0], table->keys[place + AHEAD]);
+            kva_flat_prefetch(index->planes[0], table->entries[place + AHEAD].key);
         uint8_t mark = table->marks[place];
         if (!(mark & KVA_KEYED))
             continue;
         if (mark & KVA_COPIES)
-            kva_unclaim(index, column, 0, table->keys[place], mark & KVA_DOUBT);
+            kva_unclaim(index, column, 0, table->entries[place].key, mark & KVA_DOUBT);
         if (!(mark & KVA_OTHERS))
             continue;
         for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
             if (kva_copies_get(table, place, plane))
-                kva_unclaim(index, column, plane, table->keys[place], mark & KVA_DOUBT);
+                kva_unclaim(index, column, plane, table->entries[place].key, mark & KVA_DOUBT);
     }
     kva_handles_free(table);
 }

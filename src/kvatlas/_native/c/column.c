@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-/* Full at 4/5, grown by 2/5: memory counts here, there is one entry for every block on every worker, but the last few
-   places cost long searches. */
-enum { FIRST_ENTRIES = 32, FULL_NUMERATOR = 4, FULL_DENOMINATOR = 5, FIRST_OTHERS = 16 };
+/* Full at 4/5, doubled while small and then grown by 3/10: memory counts here, there is one entry for every block on every
+   worker, but the last few places cost long searches, and each step moves all entries. */
+enum { FIRST_ENTRIES = 32, SMALL_ENTRIES = 1024, FULL_NUMERATOR = 4, FULL_DENOMINATOR = 5, FIRST_OTHERS = 16 };
 
 /* Whether an entry found at `at`, whose home is `home`, may move back to `hole`. */
 static int may_move(uint32_t at, uint32_t home, uint32_t hole, uint32_t capacity)
@@ -26,30 +26,28 @@ static uint32_t free_place(const kva_handles *table, uint64_t handle)
 static uint32_t its_place(const kva_handles *table, uint64_t handle)
 {
     uint32_t at = kva_handle_home(handle, table->capacity);
-    while (table->marks[at] && table->handles[at] != handle)
+    while (table->marks[at] && table->entries[at].handle != handle)
         at = kva_after(at, table->capacity);
     return at;
 }
 
 static int resize(kva_handles *table, uint32_t capacity)
 {
-    uint64_t *memory = kva_take(table->budget, (size_t)kva_handle_bytes(capacity));
+    kva_entry *memory = kva_take(table->budget, (size_t)kva_handle_bytes(capacity));
     if (!memory)
         return 0;
     kva_handles resized = *table;
-    resized.handles = memory;
-    resized.keys = memory + capacity;
-    resized.marks = (uint8_t *)(memory + 2 * (size_t)capacity);
+    resized.entries = memory;
+    resized.marks = (uint8_t *)(memory + capacity);
     resized.capacity = capacity;
     for (uint32_t i = 0; i < table->capacity; i++) {
         if (!table->marks[i])
             continue;
-        uint32_t at = free_place(&resized, table->handles[i]);
-        resized.handles[at] = table->handles[i];
-        resized.keys[at] = table->keys[i];
+        uint32_t at = free_place(&resized, table->entries[i].handle);
+        resized.entries[at] = table->entries[i];
         resized.marks[at] = table->marks[i];
     }
-    kva_give_back(table->budget, table->handles);
+    kva_give_back(table->budget, table->entries);
     *table = resized;
     return 1;
 }
@@ -63,8 +61,9 @@ static int is_full(const kva_handles *table)
 static int grow(kva_handles *table, uint64_t handle)
 {
     if (!table->capacity)
-        return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 13 / KVA_TABLES);
-    return table->capacity <= UINT32_MAX / 2 && resize(table, table->capacity + table->capacity / 5 * 2);
+        return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 10 / KVA_TABLES);
+    uint32_t more = table->capacity < SMALL_ENTRIES ? table->capacity : table->capacity / 10 * 3;
+    return table->capacity <= UINT32_MAX / 2 && resize(table, table->capacity + more);
 }
 
 uint32_t kva_handles_put(kva_handles *table, uint64_t handle)
@@ -80,8 +79,7 @@ uint32_t kva_handles_put(kva_handles *table, uint64_t handle)
             return KVA_NOT_FOUND;
         at = free_place(table, handle);
     }
-    table->handles[at] = handle;
-    table->keys[at] = 0;
+    table->entries[at] = (kva_entry){handle, 0};
     table->marks[at] = KVA_USED;
     table->count++;
     return at;
@@ -91,10 +89,9 @@ void kva_handles_erase(kva_handles *table, uint32_t hole)
 {
     uint32_t capacity = table->capacity;
     for (uint32_t at = kva_after(hole, capacity); table->marks[at]; at = kva_after(at, capacity)) {
-        if (!may_move(at, kva_handle_home(table->handles[at], capacity), hole, capacity))
+        if (!may_move(at, kva_handle_home(table->entries[at].handle, capacity), hole, capacity))
             continue;
-        table->handles[hole] = table->handles[at];
-        table->keys[hole] = table->keys[at];
+        table->entries[hole] = table->entries[at];
         table->marks[hole] = table->marks[at];
         hole = at;
     }
@@ -199,7 +196,7 @@ uint32_t kva_copies_get(const kva_handles *table, uint32_t place, uint32_t plane
         return mark & KVA_COPIES;
     if (plane != 0 && !(mark & KVA_OTHERS))
         return 0;
-    uint32_t at = find_copies(table, table->handles[place], plane);
+    uint32_t at = find_copies(table, table->entries[place].handle, plane);
     return at == KVA_NOT_FOUND ? 0 : table->others[at].copies;
 }
 
@@ -226,7 +223,7 @@ static int has_others(const kva_handles *table, uint64_t handle)
 int kva_copies_set(kva_handles *table, uint32_t place, uint32_t plane, uint32_t copies)
 {
     uint8_t *mark = &table->marks[place];
-    uint64_t handle = table->handles[place];
+    uint64_t handle = table->entries[place].handle;
     if (plane == 0) {
         uint32_t small = copies < KVA_MANY ? copies : KVA_MANY;
         int was_many = (*mark & KVA_COPIES) == KVA_MANY;
@@ -248,7 +245,7 @@ int kva_copies_set(kva_handles *table, uint32_t place, uint32_t plane, uint32_t 
 void kva_handles_free(kva_handles *table)
 {
     kva_budget *budget = table->budget;
-    kva_give_back(budget, table->handles);
+    kva_give_back(budget, table->entries);
     kva_give_back(budget, table->others);
     memset(table, 0, sizeof *table);
     table->budget = budget;

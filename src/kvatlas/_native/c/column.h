@@ -26,13 +26,17 @@ enum {
 };
 
 typedef struct {
+    uint64_t handle, key;
+} kva_entry;
+
+typedef struct {
     uint64_t handle;
     uint32_t plane, copies; /* copies 0: an empty place */
 } kva_copies;
 
 typedef struct {
     kva_budget *budget;
-    uint64_t *handles, *keys; /* one piece of memory: handles, keys, marks */
+    kva_entry *entries; /* one piece of memory: entries, then marks */
     uint8_t *marks;
     uint32_t capacity, count;
     kva_copies *others;
@@ -73,7 +77,7 @@ static inline uint32_t kva_handles_find(const kva_handles *table, uint64_t handl
     for (uint32_t at = kva_handle_home(handle, table->capacity);; at = kva_after(at, table->capacity)) {
         if (!table->marks[at])
             return KVA_NOT_FOUND;
-        if (table->handles[at] == handle)
+        if (table->entries[at].handle == handle)
             return at;
     }
 }
@@ -83,8 +87,7 @@ static inline void kva_handles_prefetch(const kva_handles *table, uint64_t handl
     if (!table->capacity)
         return;
     uint32_t at = kva_handle_home(handle, table->capacity);
-    __builtin_prefetch(&table->handles[at]);
-    __builtin_prefetch(&table->keys[at]);
+    __builtin_prefetch(&table->entries[at]);
     __builtin_prefetch(&table->marks[at]);
 }
 

@@ -29,12 +29,12 @@ static void doubt_entry(kva_index *index, kva_column *column, kva_handles *table
     if (!(mark & KVA_KEYED))
         return;
     if (mark & KVA_COPIES)
-        cast_shadow(index, column, 0, table->keys[place]);
+        cast_shadow(index, column, 0, table->entries[place].key);
     if (!(mark & KVA_OTHERS))
         return;
     for (uint32_t plane = kva_next_plane(table, 1); plane < KVA_MAX_PLANES; plane = kva_next_plane(table, plane + 1))
         if (kva_copies_get(table, place, plane))
-            cast_shadow(index, column, plane, table->keys[place]);
+            cast_shadow(index, column, plane, table->entries[place].key);
 }
 
 void kva_column_doubt(kva_index *index, kva_column *column)
@@ -52,7 +52,7 @@ static int is_confirmed(kva_index *index, const kva_column *column, const kva_ha
 {
     uint8_t mark = table->marks[place];
     return mark & KVA_KEYED && mark & KVA_COPIES && !(mark & KVA_OTHERS) &&
-           has(index, index->planes[0], table->keys[place], column->worker);
+           has(index, index->planes[0], table->entries[place].key, column->worker);
 }
 
 static size_t settle_table(kva_index *index, kva_column *column, kva_handles *table)
@@ -91,7 +91,7 @@ void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *ke
         uint32_t known = kva_handles_find(&column->reported, keys[i]);
         int in_doubt = has(index, index->shadows[0], keys[i], column->worker);
         if (known != KVA_NOT_FOUND)
-            column->reported.keys[known] = column->counts.stored;
+            column->reported.entries[known].key = column->counts.stored;
         if (has(index, index->planes[0], keys[i], column->worker))
             continue;
         if (in_doubt && (certain || known == KVA_NOT_FOUND)) {
@@ -110,7 +110,7 @@ void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *ke
                 kva_take_claim(index, column, flat, keys[i]);
                 continue;
             }
-            column->reported.keys[place] = column->counts.stored;
+            column->reported.entries[place].key = column->counts.stored;
             column->unsure = 0;
             (*adopted)++;
         }
@@ -136,13 +136,13 @@ void kva_doubt_reported(kva_index *index, kva_column *column)
         return;
     for (uint32_t place = 0; place < table->capacity; place++)
         if (table->marks[place])
-            cast_shadow(index, column, 0, table->handles[place]);
+            cast_shadow(index, column, 0, table->entries[place].handle);
     column->unsure = 1;
 }
 
 static void take_back(kva_index *index, kva_column *column, uint32_t place)
 {
-    kva_unclaim(index, column, 0, column->reported.handles[place], 1);
+    kva_unclaim(index, column, 0, column->reported.entries[place].handle, 1);
     kva_handles_erase(&column->reported, place);
 }
 
@@ -151,7 +151,7 @@ size_t kva_column_expire_reported(kva_index *index, kva_column *column, uint64_t
     kva_handles *table = &column->reported;
     size_t gone = 0;
     for (uint32_t place = 0; place < table->capacity;) {
-        if (table->marks[place] && table->keys[place] < stored) {
+        if (table->marks[place] && table->entries[place].key < stored) {
             take_back(index, column, place);
             gone++;
         } else

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-/* Full at 13/16, grown to 3/2; shrunk below 1/4 to twice the need. */
-enum { FIRST_SLOTS = 16, FULL_NUMERATOR = 13, FULL_DENOMINATOR = 16 };
+/* Full at 13/16, doubled while small and then grown by 2/5; shrunk below 1/4 to twice the need. */
+enum { FIRST_SLOTS = 16, SMALL_SLOTS = 512, FULL_NUMERATOR = 13, FULL_DENOMINATOR = 16 };
 
 static uint32_t limit_of(uint32_t capacity)
 {
@@ -13,7 +13,7 @@ static uint32_t limit_of(uint32_t capacity)
 /* Segments' first sizes are spread over one step of growth. */
 static uint32_t first_capacity(const kva_flat *flat, const kva_segment *segment)
 {
-    return FIRST_SLOTS + (uint32_t)(segment - flat->segments) % (FIRST_SLOTS / 2);
+    return FIRST_SLOTS + (uint32_t)(segment - flat->segments) % (FIRST_SLOTS * 2 / 5);
 }
 
 static void put(kva_segment *segment, kva_slot slot)
@@ -41,7 +41,8 @@ static int grow(kva_flat *flat, kva_segment *segment)
 {
     if (!segment->slots)
         return resize(flat, segment, first_capacity(flat, segment));
-    return segment->capacity <= UINT32_MAX / 2 && resize(flat, segment, segment->capacity + segment->capacity / 2);
+    uint32_t more = segment->capacity < SMALL_SLOTS ? segment->capacity : segment->capacity / 5 * 2;
+    return segment->capacity <= UINT32_MAX / 2 && resize(flat, segment, segment->capacity + more);
 }
 
 /* The slot of a key, or the empty one where it would go. */

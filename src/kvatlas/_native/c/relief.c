@@ -12,7 +12,7 @@ static uint32_t recency_of(kva_index *index, const kva_handles *table, uint32_t 
     uint8_t mark = table->marks[place];
     kva_slot *slot = NULL;
     if (mark & KVA_KEYED && mark & KVA_COPIES)
-        slot = kva_flat_slot(index->planes[0], table->keys[place]);
+        slot = kva_flat_slot(index->planes[0], table->entries[place].key);
     return slot ? UINT32_MAX - (kva_index_stamp(index) - slot->stamp) : 0;
 }
 
