@@ -19,7 +19,7 @@ from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, Lora, MultimodalItem, Req
 from kvatlas.index import CopyMode, PrefixIndex
 from kvatlas.stream import RecordedFrames, RecordedRequest, read_recording
 from support.backends import NOT_BUILT
-from support.golden import golden_files
+from support.golden import PROJECT_ROOT, golden_files
 from support.msgpack_forms import damaged, packed
 
 NATIVE = load_native_index()
@@ -364,3 +364,16 @@ def test_a_removal_of_unknown_content_may_be_of_a_reported_block(core):
     assert core.held(0, worker, [77]) == b"\x02"
     core.remove_copies(worker, 0, array("Q", [5]))
     assert core.held(0, worker, [77]) == b"\x01"
+
+
+def test_the_core_knows_the_default_limits():
+    """What the core refuses by itself is what the decoder refuses: size, events and depth."""
+    source = (PROJECT_ROOT / "src/kvatlas/_native/index_kernel.pyx").read_text("utf-8")
+    limits = DecodeLimits()
+    for name, value in (
+        ("MAX_PAYLOAD_BYTES = 16 * 1024 * 1024", limits.max_payload_bytes == 16 * 1024 * 1024),
+        ("MAX_EVENTS = 500_000", limits.max_events == 500_000),
+        ("MAX_DEPTH = 32", limits.max_depth == 32),
+    ):
+        assert name in source
+        assert value, name

@@ -16,9 +16,11 @@ from kvatlas._native.arguments import (
     MAX_PLANES,
     MAX_WORKERS,
     count_blocks,
+    dump_refused,
     index_full,
     no_such_plane,
     no_such_worker,
+    require_distinct_planes,
     require_pairs,
     require_u64,
 )
@@ -99,6 +101,14 @@ cdef extern from "index.h":
     size_t kva_column_refute(kva_index *index, kva_column *column, const uint64_t *keys, size_t count)
     size_t kva_column_expire_reported(kva_index *index, kva_column *column, uint64_t stored)
     int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t key)
+    ctypedef enum kva_dump_fault:
+        KVA_DUMP_OK
+        KVA_DUMP_MEMORY
+
+    size_t kva_dump_size(const kva_column *column)
+    void kva_dump(kva_index *index, const kva_column *column, uint8_t *out)
+    kva_dump_fault kva_load(kva_index *index, kva_column *column, const uint8_t *data, size_t length,
+                            const uint32_t *planes, uint32_t plane_count)
     void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words,
                         bint doubted, kva_hit *hits)
     bint kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count)
@@ -140,6 +150,13 @@ cdef extern from "apply.h":
                    uint64_t block_size, uint32_t plane)
     void kva_unlearn(kva_column *column)
     void kva_applier_free(kva_applier *applier)
+
+
+# As kvatlas.events.DEFAULT_LIMITS, which this floor does not know; a test holds one to the other.
+cdef enum:
+    MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+    MAX_EVENTS = 500_000
+    MAX_DEPTH = 32
 
 
 cdef class _Words:
@@ -427,6 +444,29 @@ cdef class IndexCore:
     def reported(self, Py_ssize_t worker, /):
         return self.column(worker).reported.count
 
+    # -- as bytes --
+
+    def dump(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>kva_dump_size(column))
+        kva_dump(self.c, column, <uint8_t *>PyBytes_AsString(data))
+        return data
+
+    def load(self, Py_ssize_t worker, bytes data not None, planes, /):
+        cdef kva_column *column = self.column(worker)
+        cdef uint32_t numbers[KVA_MAX_PLANES]
+        cdef uint32_t count = 0
+        require_distinct_planes(planes)
+        for plane in planes:
+            numbers[count] = self.plane(plane)
+            count += 1
+        cdef kva_dump_fault fault = kva_load(self.c, column, <const uint8_t *>PyBytes_AsString(data),
+                                             <size_t>PyBytes_Size(data), numbers, count)
+        if fault == KVA_DUMP_MEMORY:
+            raise MemoryError
+        if fault != KVA_DUMP_OK:
+            raise dump_refused(<int>fault)
+
     # -- straight from bytes --
 
     def open_batch(self, payload, size_t max_events, unsigned max_depth, /):
@@ -440,7 +480,7 @@ cdef class IndexCore:
         batch.payload = payload
         return batch
 
-    def ingest(self, Py_ssize_t worker, payload, rank, size_t max_events, unsigned max_depth, /):
+    def ingest(self, Py_ssize_t worker, payload, rank, /):
         """Open a batch and apply it, all in one.
 
         Args:
@@ -451,11 +491,11 @@ cdef class IndexCore:
             what `apply` returned, or the batch alone when it is of another rank and nothing was applied.
         """
         cdef kva_batch opened
-        if type(payload) is not bytes:
+        if type(payload) is not bytes or PyBytes_Size(payload) > MAX_PAYLOAD_BYTES:
             return None
         cdef kva_column *column = self.column(worker)
         if not kva_batch_open(&opened, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload),
-                              max_events, max_depth):
+                              MAX_EVENTS, MAX_DEPTH):
             return None
         cdef kva_applied outcome = KVA_ALL_APPLIED
         cdef bint foreign = opened.has_rank and (rank is None or (rank != -1 and opened.rank != <int64_t>rank))

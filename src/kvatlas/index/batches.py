@@ -18,7 +18,16 @@ from kvatlas.events import (
 )
 from kvatlas.index.column import WorkerColumn
 
-__all__ = ["ANY_RANK", "Applied", "IncomingBatch", "apply_batch", "apply_event", "ingest", "open_batch"]
+__all__ = [
+    "ALL_APPLIED",
+    "ANY_RANK",
+    "Applied",
+    "IncomingBatch",
+    "after_ingest",
+    "apply_batch",
+    "apply_event",
+    "open_batch",
+]
 
 ANY_RANK: Final = -1
 
@@ -40,7 +49,8 @@ class Applied:
     unknown_events: int = 0
 
 
-_ALL_APPLIED: Final = tuple(Applied(events) for events in range(64))
+ALL_APPLIED: Final = tuple(Applied(events) for events in range(64))
+"""The usual outcomes, made once."""
 
 
 class DecodedIncoming:
@@ -99,14 +109,17 @@ def apply_batch(core: IndexCore, column: WorkerColumn, batch: IncomingBatch) -> 
     return _go_on(core, column, batch, core.apply(column.number, batch))
 
 
-def ingest(core: IndexCore, column: WorkerColumn, payload: bytes, rank: int | None) -> Applied | IncomingBatch:
-    """Open and apply a batch in one, under the default limits.
+def after_ingest(
+    core: IndexCore, column: WorkerColumn, payload: bytes, rank: int | None, done: object
+) -> Applied | IncomingBatch:
+    """Finish what `IndexCore.ingest` began.
 
     Args:
         core: the index's.
         column: the worker's.
         payload: the batch as the engine sent it.
         rank: the data-parallel rank whose batches count, besides those that name none; None: only those; ANY_RANK: all.
+        done: what the core returned.
 
     Returns:
         The batch, if it is of another rank; nothing of it was applied then.
@@ -114,14 +127,12 @@ def ingest(core: IndexCore, column: WorkerColumn, payload: bytes, rank: int | No
     Raises:
         EventDecodeError: it is no batch, or more than the limits allow.
     """
-    if len(payload) <= DEFAULT_LIMITS.max_payload_bytes:
-        done = core.ingest(column.number, payload, rank, DEFAULT_LIMITS.max_events, DEFAULT_LIMITS.max_depth)
-        if type(done) is int:
-            return _ALL_APPLIED[done] if done < len(_ALL_APPLIED) else Applied(done)
-        if type(done) is tuple:
-            return _go_on(core, column, *done)
-        if done is not None:
-            return cast("NativeBatch", done)
+    if type(done) is int:
+        return Applied(done)
+    if type(done) is tuple:
+        return _go_on(core, column, *done)
+    if done is not None:
+        return cast("NativeBatch", done)
     batch = DecodedIncoming(decode_batch(payload))
     is_foreign = batch.rank is not None and rank not in {ANY_RANK, batch.rank}
     return batch if is_foreign else batch.apply(column)

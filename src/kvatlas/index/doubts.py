@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvatlas._native import IndexCore
+from kvatlas.index.column_state import DoubtState
 
 __all__ = ["DoubtBook", "Healed", "Moment"]
 
@@ -58,6 +59,7 @@ class DoubtBook:
         "_began_at",
         "_capacity_blocks",
         "_core",
+        "_healed_since",
         "_hidden_since",
         "_number",
         "_turnover_blocks",
@@ -71,6 +73,7 @@ class DoubtBook:
         self._began_at: int | None = None
         self._hidden_since: int | None = None  # blocks stored when the last loss hid stores, until they must be gone
         self._turnover_blocks = 0
+        self._healed_since = False
         self._capacity_blocks: int | None = None
         self.epoch = 0
         self.has_business = False
@@ -99,14 +102,30 @@ class DoubtBook:
         """Blocks in doubt now."""
         return self._core.counts(self._number)[_DOUBTED]
 
+    def state(self) -> DoubtState:
+        """What a snapshot keeps of it."""
+        return DoubtState(self._began_at, self._turnover_blocks, self._capacity_blocks, self.epoch, self._hidden_since)
+
+    def restore(self, state: DoubtState) -> None:
+        """Go on as a snapshot says; the core has the blocks already."""
+        self._began_at = state.began_at
+        self._turnover_blocks = state.turnover_blocks
+        self._capacity_blocks = state.capacity_blocks
+        self._hidden_since = state.hidden_since
+        self.epoch = state.epoch
+        self._look_for_business()
+
     def begin(self) -> None:
         """Events are lost: all that is claimed is in doubt. Cost: O(blocks of the worker)."""
         counts = self._core.counts(self._number)
         self._turnover_blocks = max(self._turnover_blocks, counts[_RESIDENT], _LEAST_TURNOVER_BLOCKS)
+        nothing_new = self._began_at == counts[_STORED] and not self._healed_since
         self._began_at = self._hidden_since = counts[_STORED]
+        self._healed_since = False
         self.has_business = True
         self.epoch += 1
-        self._core.doubt(self._number)
+        if not nothing_new:  # a burst of losses is one sweep
+            self._core.doubt(self._number)
 
     def end(self) -> None:
         """The worker is known to be empty, or another life: nothing old is left to doubt."""
@@ -163,6 +182,7 @@ class DoubtBook:
         if sent.epoch != now.epoch:
             return Healed()
         self._turnover_blocks = max(self._turnover_blocks, self._core.counts(self._number)[_RESIDENT])
+        self._healed_since = True
         certain = sent.removals == now.removals
         confirmed, adopted = self._core.confirm(self._number, block_keys[:cached_blocks], certain=certain)
         refuted = self._core.refute(self._number, block_keys[cached_blocks:])

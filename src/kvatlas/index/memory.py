@@ -42,20 +42,16 @@ class MemoryKeeper:
     matches say that they are not exact.
     """
 
-    __slots__ = ("_core", "_refusals", "_relief_bytes", "max_bytes")
+    __slots__ = ("_core", "_refusals", "_relief_bytes", "is_capped", "max_bytes")
 
     def __init__(self, core: IndexCore, max_bytes: int | None) -> None:
         self._core = core
         self.max_bytes = max_bytes
+        self.is_capped = max_bytes is not None
         self._relief_bytes = (
             0 if max_bytes is None else max_bytes - max(max_bytes // 16, min(max_bytes // 4, _HEADROOM))
         )
         self._refusals = 0
-
-    @property
-    def is_capped(self) -> bool:
-        """Whether there is a cap at all."""
-        return self.max_bytes is not None
 
     def relieve(self, columns: Collection[WorkerColumn]) -> None:
         """Make room when there is little left. Call it after every batch.

@@ -6,13 +6,23 @@ from kvatlas._native import new_index_core
 from kvatlas.errors import IndexStateError
 from kvatlas.events import DEFAULT_LIMITS, DecodeLimits, Event
 from kvatlas.hashing import NO_EXTRAS, BlockKeyHasher, RequestExtras
-from kvatlas.index.batches import ANY_RANK, Applied, IncomingBatch, apply_batch, apply_event, ingest, open_batch
-from kvatlas.index.column import ColumnStats, CopyMode, WorkerColumn
+from kvatlas.index.batches import (
+    ALL_APPLIED,
+    ANY_RANK,
+    Applied,
+    IncomingBatch,
+    after_ingest,
+    apply_batch,
+    apply_event,
+    open_batch,
+)
+from kvatlas.index.column import WorkerColumn
+from kvatlas.index.column_state import ColumnState, ColumnStats, CopyMode
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
 from kvatlas.index.matching import PromptMatcher, worker_bits
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
-from kvatlas.index.planes import DEVICE_PLANE, Planes
+from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes
 
 __all__ = ["PrefixIndex"]
 
@@ -110,6 +120,49 @@ class PrefixIndex:
         """Forget all that one worker's events said, touch nobody else. Cost: O(blocks of that worker)."""
         self._column(worker_id).reset()
 
+    @property
+    def seed(self) -> int:
+        """The seed of the block keys."""
+        return self._hasher.seed
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """(medium, group) of every plane, in the order of their numbers in `dump_blocks`."""
+        return self._planes.names
+
+    def dump_state(self, worker_id: str) -> ColumnState:
+        """What a snapshot keeps of a column beside `dump_blocks`; take both in one turn."""
+        return self._column(worker_id).state()
+
+    def dump_blocks(self, worker_id: str) -> bytes:
+        """A column's blocks, 17 bytes each and more for copies elsewhere. Natively 20 ns a block."""
+        return self._core.dump(self._column(worker_id).number)
+
+    def restore(self, worker_id: str, state: ColumnState, blocks: bytes, planes: Sequence[Plane]) -> None:
+        """Fill a worker's empty column from a snapshot: all of it, or nothing.
+
+        Args:
+            state: from `dump_state`.
+            blocks: from `dump_blocks`.
+            planes: from `planes`, of the index they were taken from.
+
+        Raises:
+            IndexStateError: the column is not empty, or the dump is damaged, of another seed or another copy mode.
+            MemoryError: it does not fit under the cap.
+
+        Cost: natively about 300 ns a block.
+        """
+        column = self._column(worker_id)
+        if not planes or planes[0] != (DEFAULT_MEDIUM, 0) or len(set(planes)) != len(planes):
+            raise IndexStateError(f"planes of a dump are distinct and the first is the device's; got {planes[:4]}")
+        numbers = [self._planes.number(plane) for plane in planes]
+        if None in numbers:
+            raise IndexStateError(f"the index has no room for the {len(planes)} planes of the dump")
+        self._core.load(column.number, blocks, [number for number in numbers if number is not None])
+        column.restore(state)
+        if self._keeper.is_capped:
+            self._keeper.relieve(self._columns.values())
+
     def apply(self, worker_id: str, event: Event) -> None:
         """Apply one event of one worker. Cost: O(blocks of the event), O(blocks of the worker) for a clear.
 
@@ -163,7 +216,9 @@ class PrefixIndex:
         Cost: as `apply_batch`, and 1 us.
         """
         column = self._columns.get(worker_id) or self._column(worker_id)
-        applied = ingest(self._core, column, payload, rank)
+        done = self._core.ingest(column.number, payload, rank)
+        usual = type(done) is int and done < len(ALL_APPLIED)
+        applied = ALL_APPLIED[done] if usual else after_ingest(self._core, column, payload, rank, done)  # type: ignore[index]
         if column.doubts.has_business:
             column.settle()
         if self._keeper.is_capped:

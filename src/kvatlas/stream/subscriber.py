@@ -18,7 +18,7 @@ from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Ste
 from kvatlas.stream.context import shared_context
 from kvatlas.stream.endpoints import bind_or_connect
 from kvatlas.stream.inbox import LiveInbox
-from kvatlas.stream.live_channel import Spread, close_live, open_live, read_link_event
+from kvatlas.stream.live_channel import Spread, close_live, open_live, read_link_event, receive_frames
 from kvatlas.stream.replay_channel import ReplayChannel, is_end_of_replay, split_frames
 from kvatlas.stream.sink import EventSink, StreamStatus
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
@@ -28,7 +28,6 @@ __all__ = ["ZmqEventSubscriber"]
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
-_NOBLOCK = int(zmq.NOBLOCK)  # as a flag of an enumeration each use costs a look-up
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
 # Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
@@ -59,9 +58,9 @@ class ZmqEventSubscriber:
         self._spread = Spread(rng)
         self.counters = counters or StreamCounters()
         """What happened so far."""
-        self.last_seq = -1
+        self.last_seq = -1 if config.resume_at is None else config.resume_at.seq
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
-        self._tracker = SequenceTracker(can_replay=config.replay_endpoint is not None, limits=limits)
+        self._tracker = SequenceTracker(can_replay=config.can_replay, limits=limits, resume_at=config.resume_at)
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
@@ -213,17 +212,9 @@ class ZmqEventSubscriber:
 
     def _frames(self, channel: Channel) -> list[bytes]:
         """The next message of a channel, empty when there is none."""
-        receive = self._sockets[channel].recv
-        try:
-            frame = receive(_NOBLOCK, copy=False)
-        except zmq.Again:
+        frames = receive_frames(self._sockets[channel])
+        if not frames:
             self._ready.discard(channel)
-            return []
-        # As recv_multipart does, in half the time: a frame knows whether another follows.
-        frames = [frame.bytes]
-        while frame.more:
-            frame = receive(copy=False)
-            frames.append(frame.bytes)
         return frames
 
     def _receive(self, channel: Channel) -> tuple[int, bytes] | None:
@@ -250,7 +241,7 @@ class ZmqEventSubscriber:
     def _mend(self) -> None:
         """All that was kept is handed on, and no question is open: ask for what was dropped, or report it lost."""
         self._inbox.has_refused = False
-        if self._config.replay_endpoint is None:
+        if not self._config.can_replay:
             self._must_mend = False
             self._steps.append(Lost(self._tracker.last_seq + 1, None))
         else:
