@@ -102,6 +102,19 @@ def test_a_pool_size_learnt_late_still_makes_hits_exact() -> None:
     assert claims(index) == (1, 0)
 
 
+def test_a_snapshot_keeps_how_long_a_loss_hides_blocks(index: PrefixIndex) -> None:
+    """An index that goes on from a snapshot has exact hits one turnover after the loss, no sooner and no later."""
+    index.doubt("w")
+    index.apply("w", stored(0, 15, chain=1))
+    copy = PrefixIndex(BlockKeyHasher(seed=1))
+    copy.add_worker("w", block_size=BLOCK)
+    copy.restore("w", index.dump_state("w"), index.dump_blocks("w"), index.planes)
+    copy.apply("w", stored(15, 4, chain=1))
+    assert not copy.match(PROMPT)["w"].exact
+    copy.apply("w", stored(0, 1, chain=2))
+    assert copy.match(PROMPT)["w"].exact
+
+
 def test_another_loss_starts_the_turnover_anew(index: PrefixIndex) -> None:
     """What is stored between two losses is in doubt after the second, and lasts one turnover from there."""
     index.doubt("w")
