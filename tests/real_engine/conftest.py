@@ -10,6 +10,7 @@ from support.real_vllm import RealVllm, real_python, write_model
 
 HERE = Path(__file__).parent
 _start_times_s: list[float] = []
+_figures: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +26,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _start_times_s:
         times = ", ".join(f"{seconds:.0f} s" for seconds in _start_times_s)
         terminalreporter.write_line(f"real vLLM engines ready after {times}")
+    for line in _figures:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def figures() -> list[str]:
+    """Lines for the end of the run: what a test measured, for the documents."""
+    return _figures
 
 
 @pytest.fixture(scope="session")

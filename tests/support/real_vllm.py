@@ -23,6 +23,7 @@ NUM_BLOCKS = 300
 MAX_MODEL_TOKENS = 4096
 VOCAB_SIZE = 1000
 TOPIC = "kv-events"
+DEFAULT_BUFFER_STEPS = 10_000  # vLLM's own
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0
@@ -77,6 +78,9 @@ class RealVllm:
     """One engine. `start` returns at once, `wait_ready` blocks until it serves, `stop` leaves no process behind.
 
     Ports stay the same over `stop` and `start`, so that a restarted engine is found where the old one was.
+
+    Attributes:
+        buffer_steps: batches that the engine keeps for replay, from its next start on.
     """
 
     def __init__(self, model_dir: Path, log_path: Path, python: Path, *, extra_arguments: tuple[str, ...] = ()) -> None:
@@ -85,6 +89,7 @@ class RealVllm:
         self.python = python
         self.extra_arguments = extra_arguments
         self.ready_after_s = 0.0
+        self.buffer_steps = DEFAULT_BUFFER_STEPS
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._pick_ports()
@@ -161,12 +166,13 @@ class RealVllm:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        with contextlib.suppress(ProcessLookupError):  # raised when nobody of the group is left
-            while time.monotonic() < deadline_s:
-                os.killpg(process.pid, signal.SIGKILL)  # the group's id is the pid: start_new_session
-                process.poll()
-                time.sleep(0.05)
+        _kill_group(process)
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the engine at once: no farewell, no last batch. Returns when all are gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill_group(process)
 
     def call(self, method: str, path: str, body: object | None = None, *, timeout_s: float = 60.0) -> tuple[int, Any]:
         """One HTTP request to the engine itself.
@@ -215,6 +221,7 @@ class RealVllm:
             "endpoint": f"tcp://*:{self.events_port}",  # vLLM binds only for "*"; a host name would make it connect
             "replay_endpoint": f"tcp://*:{self.replay_port}",
             "topic": TOPIC,
+            "buffer_steps": self.buffer_steps,
         }
         options = {
             "--model": str(self.model_dir),
@@ -231,3 +238,13 @@ class RealVllm:
         pairs = [text for pair in options.items() for text in pair]
         module = "vllm.entrypoints.openai.api_server"
         return [str(self.python), "-m", module, *pairs, *flags, *self.extra_arguments]
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill until nobody of the process's group is left."""
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    with contextlib.suppress(ProcessLookupError):  # raised when nobody of the group is left
+        while time.monotonic() < deadline_s:
+            os.killpg(process.pid, signal.SIGKILL)  # the group's id is the pid: start_new_session
+            process.poll()
+            time.sleep(0.05)

@@ -196,7 +196,7 @@ class WorkerColumn:
 
     def settle(self) -> None:
         """After events: end what a turnover ends."""
-        if self.doubts.settle() and self.doubts.capacity_blocks is not None:
+        if self.doubts.settle():
             self._complete_at = self._missing  # what nobody told is gone, too, or was in use and so reported
         if self.orphans.may_wait_in_vain:
             self.drop_orphans(self.orphans.limit_for(self._core.shortfall(self.number)[1]))

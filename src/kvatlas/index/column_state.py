@@ -63,6 +63,7 @@ class DoubtState(msgspec.Struct, frozen=True):
     turnover_blocks: int = 0
     capacity_blocks: int | None = None
     epoch: int = 0
+    hidden_since: int | None = None
 
 
 class ColumnState(msgspec.Struct, frozen=True):

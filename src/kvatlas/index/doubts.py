@@ -53,19 +53,18 @@ class DoubtBook:
     """The doubts about one worker.
 
     Attributes:
-        capacity_blocks: blocks in the engine's pool, where it is known; else what it held at the loss counts, which
-            ends doubts sooner and so claims less.
         epoch: changes with every life, clear and loss.
         has_business: whether `settle` has anything to do, and whether there may be doubted claims. Cheap to ask.
     """
 
     __slots__ = (
         "_began_at",
+        "_capacity_blocks",
         "_core",
         "_healed_since",
+        "_hidden_since",
         "_number",
         "_turnover_blocks",
-        "capacity_blocks",
         "epoch",
         "has_business",
     )
@@ -74,11 +73,26 @@ class DoubtBook:
         self._core = core
         self._number = number
         self._began_at: int | None = None
+        self._hidden_since: int | None = None  # blocks stored when the last loss hid stores, until they must be gone
         self._turnover_blocks = 0
         self._healed_since = False
-        self.capacity_blocks: int | None = None
+        self._capacity_blocks: int | None = None
         self.epoch = 0
         self.has_business = False
+
+    @property
+    def capacity_blocks(self) -> int | None:
+        """Blocks in the engine's pool, where it is known; else what it held at the loss counts as one turnover.
+
+        That ends doubts sooner and so claims less; what the loss hid is then never known to be gone.
+        """
+        return self._capacity_blocks
+
+    @capacity_blocks.setter
+    def capacity_blocks(self, blocks: int) -> None:
+        if blocks != self._capacity_blocks:
+            self._capacity_blocks = blocks
+            self._look_for_business()
 
     @property
     def is_pending(self) -> bool:
@@ -92,13 +106,14 @@ class DoubtBook:
 
     def state(self) -> DoubtState:
         """What a snapshot keeps of it."""
-        return DoubtState(self._began_at, self._turnover_blocks, self.capacity_blocks, self.epoch)
+        return DoubtState(self._began_at, self._turnover_blocks, self._capacity_blocks, self.epoch, self._hidden_since)
 
     def restore(self, state: DoubtState) -> None:
         """Go on as a snapshot says; the core has the blocks already."""
         self._began_at = state.began_at
         self._turnover_blocks = state.turnover_blocks
-        self.capacity_blocks = state.capacity_blocks
+        self._capacity_blocks = state.capacity_blocks
+        self._hidden_since = state.hidden_since
         self.epoch = state.epoch
         self._look_for_business()
 
@@ -107,7 +122,7 @@ class DoubtBook:
         counts = self._core.counts(self._number)
         self._turnover_blocks = max(self._turnover_blocks, counts[_RESIDENT], _LEAST_TURNOVER_BLOCKS)
         nothing_new = self._began_at == counts[_STORED] and not self._healed_since
-        self._began_at = counts[_STORED]
+        self._began_at = self._hidden_since = counts[_STORED]
         self._healed_since = False
         self.has_business = True
         self.epoch += 1
@@ -116,7 +131,7 @@ class DoubtBook:
 
     def end(self) -> None:
         """The worker is known to be empty, or another life: nothing old is left to doubt."""
-        self._began_at = None
+        self._began_at = self._hidden_since = None
         self._turnover_blocks = 0
         self._look_for_business()
         self.epoch += 1
@@ -125,26 +140,30 @@ class DoubtBook:
         """End what one turnover ends. Call it after events were applied.
 
         Returns:
-            Whether a loss was overcome just now.
+            Whether all that a loss hid is gone just now: one turnover of a pool of known size has passed.
 
         Cost: O(1), and O(blocks of the worker) once in a turnover.
         """
         if not self.has_business:
             return False
         stored = self._core.counts(self._number)[_STORED]
-        turnover = self.capacity_blocks or self._turnover_blocks
+        turnover = self._capacity_blocks or self._turnover_blocks
         if self._core.reported(self._number) and stored > turnover:
             self._core.expire_reported(self._number, stored - turnover)
             self._look_for_business()
-        if self._began_at is None or stored - self._began_at < turnover:
+        if self._began_at is not None and stored - self._began_at >= turnover:
+            self._core.settle(self._number)
+            self._began_at = None
+            self._look_for_business()
+        if self._hidden_since is None or not self._capacity_blocks or stored - self._hidden_since < turnover:
             return False
-        self._core.settle(self._number)
-        self._began_at = None
+        self._hidden_since = None
         self._look_for_business()
         return True
 
     def _look_for_business(self) -> None:
-        pending = self._began_at is not None
+        hiding = self._hidden_since is not None and self._capacity_blocks is not None
+        pending = self._began_at is not None or hiding
         self.has_business = pending or self._core.reported(self._number) > 0 or self.doubted_blocks > 0
 
     def moment(self) -> Moment:

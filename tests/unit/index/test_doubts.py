@@ -87,6 +87,34 @@ def test_one_turnover_ends_all_doubts(index: PrefixIndex) -> None:
     assert not index.is_complete("w")
 
 
+def test_a_pool_size_learnt_late_still_makes_hits_exact() -> None:
+    """Doubts that ended by a guess leave hits inexact until one turnover of the pool, whenever its size is told."""
+    index = PrefixIndex(BlockKeyHasher(seed=1))
+    index.add_worker("w", block_size=BLOCK)
+    index.doubt("w")
+    index.apply("w", stored(0, 16, chain=1))
+    assert not index.is_doubtful("w")
+    index.set_capacity("w", 20)
+    index.apply("w", stored(16, 3, chain=1))
+    assert not index.match(PROMPT)["w"].exact
+    index.apply("w", stored(0, 1))
+    assert index.match(PROMPT)["w"].exact
+    assert claims(index) == (1, 0)
+
+
+def test_a_snapshot_keeps_how_long_a_loss_hides_blocks(index: PrefixIndex) -> None:
+    """An index that goes on from a snapshot has exact hits one turnover after the loss, no sooner and no later."""
+    index.doubt("w")
+    index.apply("w", stored(0, 15, chain=1))
+    copy = PrefixIndex(BlockKeyHasher(seed=1))
+    copy.add_worker("w", block_size=BLOCK)
+    copy.restore("w", index.dump_state("w"), index.dump_blocks("w"), index.planes)
+    copy.apply("w", stored(15, 4, chain=1))
+    assert not copy.match(PROMPT)["w"].exact
+    copy.apply("w", stored(0, 1, chain=2))
+    assert copy.match(PROMPT)["w"].exact
+
+
 def test_another_loss_starts_the_turnover_anew(index: PrefixIndex) -> None:
     """What is stored between two losses is in doubt after the second, and lasts one turnover from there."""
     index.doubt("w")
