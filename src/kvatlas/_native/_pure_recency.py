@@ -43,6 +43,9 @@ class AgingState(DoubtingState):
         known = list(self._claimed_ages(self._column(worker)))
         return known[:: -(-len(known) // sample) or 1] if sample else []
 
+    def _forget_ages(self, worker: int) -> None:
+        self._column(worker).removal_ages = [0] * AGE_BINS
+
     def _claimed_ages(self, column: Column) -> Iterator[int]:
         for entry in column.entries.values():
             age = self._age(entry)
