@@ -4,13 +4,13 @@ from array import array
 from collections.abc import Iterator
 
 from kvatlas._native._pure_column import Column, Entry
-from kvatlas._native._pure_doubts import DoubtingState
+from kvatlas._native._pure_dump import DumpingState
 from kvatlas._native.arguments import AGE_BINS
 
 __all__ = ["AgingState"]
 
 
-class AgingState(DoubtingState):
+class AgingState(DumpingState):
     """The part of the core's interface that is about recency.
 
     An age is in stamps: it grows by one with every `TICKS_PER_STAMP` blocks that the whole fleet stores or is asked

@@ -30,8 +30,7 @@ Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
-# Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
-_LATE_PROBES = 2
+_LATE_PROBES = 2  # probes in a row that bring what should have come live: one may be a lost tail, two are a wrong topic
 
 
 class ZmqEventSubscriber:
@@ -58,9 +57,9 @@ class ZmqEventSubscriber:
         self._spread = Spread(rng)
         self.counters = counters or StreamCounters()
         """What happened so far."""
-        self.last_seq = -1
+        self.last_seq = -1 if config.resume_at is None else config.resume_at.seq
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
-        self._tracker = SequenceTracker(can_replay=config.replay_endpoint is not None, limits=limits)
+        self._tracker = SequenceTracker(can_replay=config.can_replay, limits=limits, resume_at=config.resume_at)
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
@@ -241,7 +240,7 @@ class ZmqEventSubscriber:
     def _mend(self) -> None:
         """All that was kept is handed on, and no question is open: ask for what was dropped, or report it lost."""
         self._inbox.has_refused = False
-        if self._config.replay_endpoint is None:
+        if not self._config.can_replay:
             self._must_mend = False
             self._steps.append(Lost(self._tracker.last_seq + 1, None))
         else:
@@ -249,6 +248,8 @@ class ZmqEventSubscriber:
 
     def _on_live(self, seq: int, payload: bytes) -> None:
         self._quiet_since_s = self._loop.time()
+        if self._probe_after_s > self._config.probe_s:  # else a lost tail waits for the timer of a quieter time
+            self._set_timer("probe", self._config.probe_s, self._probe_if_quiet)
         self._probe_after_s = self._config.probe_s
         self._late_probes = 0
         self._probed_seq = None
