@@ -17,7 +17,6 @@ from kvatlas._native._pure_column import Column, Entry, NativeBatch
 from kvatlas._native._pure_dump import DumpingState
 from kvatlas._native._pure_recency import AgingState
 from kvatlas._native.arguments import (
-    AGE_BINS,
     MAX_PLANES,
     MAX_WORKERS,
     count_blocks,
@@ -203,7 +202,7 @@ class IndexCore(DumpingState, AgingState):
     def forget_all(self, worker: int, /) -> None:
         """Forget all copies of a worker in every plane, and who waits. Cost: O(blocks of the worker)."""
         self.forget(worker, range(len(self._planes)))
-        self._column(worker).removal_ages = [0] * AGE_BINS
+        self._forget_ages(worker)
 
     def forget_oldest(self, worker: int, count: int, /) -> int:
         """Forget about `count` blocks of a worker: those no prompt can match first, then those longest without use.

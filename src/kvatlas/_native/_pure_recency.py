@@ -4,13 +4,13 @@ from array import array
 from collections.abc import Iterator
 
 from kvatlas._native._pure_column import Column, Entry
-from kvatlas._native._pure_doubts import DoubtingState
+from kvatlas._native._pure_dump import DumpingState
 from kvatlas._native.arguments import AGE_BINS
 
 __all__ = ["AgingState"]
 
 
-class AgingState(DoubtingState):
+class AgingState(DumpingState):
     """The part of the core's interface that is about recency.
 
     An age is in stamps: it grows by one with every `TICKS_PER_STAMP` blocks that the whole fleet stores or is asked
@@ -42,6 +42,9 @@ class AgingState(DoubtingState):
         """Ages of at most `sample` of the blocks claimed in plane 0, spread evenly. Cost: natively O(sample)."""
         known = list(self._claimed_ages(self._column(worker)))
         return known[:: -(-len(known) // sample) or 1] if sample else []
+
+    def _forget_ages(self, worker: int) -> None:
+        self._column(worker).removal_ages = [0] * AGE_BINS
 
     def _claimed_ages(self, column: Column) -> Iterator[int]:
         for entry in column.entries.values():

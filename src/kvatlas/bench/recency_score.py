@@ -97,7 +97,7 @@ class ScoredWorker:
             self._take(event)
 
     def _scores(self, hashes: list[BlockHandle]) -> list[tuple[float, ...]]:
-        ages = self._index.ages(self._worker_id, hashes)
+        ages = self._index.recency(self._worker_id).ages(hashes)
         now = self._now
         blocks = [self._blocks[h] for h in hashes]
         return [
@@ -108,7 +108,7 @@ class ScoredWorker:
 
     @property
     def _now(self) -> int:
-        return self._index.recency(self._worker_id, 0).fleet_blocks
+        return self._index.recency(self._worker_id).counts(0).fleet_blocks
 
     def _take(self, event: Event) -> None:
         match event:

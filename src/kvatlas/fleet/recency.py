@@ -193,7 +193,7 @@ class RecencyWatch:
         now_s = self._clock.monotonic_s()
         self._next_s = now_s + _REFRESH_S
         self._fleet.next_refresh_s = now_s + _REFRESH_SPACING_S
-        counts = self._index.recency(self._worker_id, _SAMPLE)
+        counts = self._index.recency(self._worker_id).counts(_SAMPLE)
         last, self._last = self._last, counts
         fresh = counts.removal_ages
         if last is not None:

@@ -11,7 +11,7 @@ from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import GroupProfile, WorkerMatch
 from kvatlas.index.memory import MemoryStats
 from kvatlas.index.prefix_index import PrefixIndex
-from kvatlas.index.recency import BLOCKS_PER_STAMP, RecencyCounts
+from kvatlas.index.recency import BLOCKS_PER_STAMP, RecencyBooks, RecencyCounts
 from kvatlas.index.snapshot import (
     SNAPSHOT_VERSION,
     Snapshot,
@@ -35,6 +35,7 @@ __all__ = [
     "MemoryStats",
     "Moment",
     "PrefixIndex",
+    "RecencyBooks",
     "RecencyCounts",
     "Snapshot",
     "SnapshotHead",

@@ -23,7 +23,7 @@ from kvatlas.index.match import WorkerMatch
 from kvatlas.index.matching import PromptMatcher, match_columns, worker_bits
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes
-from kvatlas.index.recency import RecencyCounts, read_ages, read_recency
+from kvatlas.index.recency import RecencyBooks
 
 __all__ = ["PrefixIndex"]
 
@@ -303,8 +303,7 @@ class PrefixIndex:
             One byte for each complete block that an engine may reuse: 2 = held, 1 = in doubt, 0 = not held.
         """
         column = self._column(worker_id)
-        size = column.block_size
-        if size is None:
+        if (size := column.block_size) is None:
             return b""
         matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
         return self._core.held(DEVICE_PLANE, column.number, matcher.all_keys())
@@ -317,21 +316,9 @@ class PrefixIndex:
         """The worker's counters as they stand."""
         return self._column(worker_id).stats
 
-    def recency(self, worker_id: str, sample: int) -> RecencyCounts:
-        """How old the worker's blocks were when it removed them, and how old those are that it holds.
-
-        Args:
-            sample: most ages of resident blocks.
-        """
-        return read_recency(self._core, self._column(worker_id).number, sample)
-
-    def ages(self, worker_id: str, block_hashes: Sequence[int | bytes]) -> list[int | None]:
-        """How long blocks went without use, in stamps; None where the worker does not surely hold the block.
-
-        Args:
-            block_hashes: the engine's own, as in its events.
-        """
-        return read_ages(self._core, self._column(worker_id).number, block_hashes)
+    def recency(self, worker_id: str) -> RecencyBooks:
+        """How old the worker's blocks are, and were when it removed them."""
+        return RecencyBooks(self._core, self._column(worker_id).number)
 
     def find(self, block_keys: Sequence[int], *, worker_ids: Iterable[str] | None = None) -> dict[str, int]:
         """How many leading blocks of a chain each worker holds on its device, in its first KV cache group.

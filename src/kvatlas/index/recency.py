@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvatlas._native import IndexCore
 from kvatlas._native.arguments import TICKS_PER_STAMP
 
-__all__ = ["BLOCKS_PER_STAMP", "RecencyCounts", "read_ages", "read_recency"]
+__all__ = ["BLOCKS_PER_STAMP", "RecencyBooks", "RecencyCounts"]
 
 BLOCKS_PER_STAMP = TICKS_PER_STAMP
 """Ages are in stamps: so many blocks, stored by any worker or found for anybody, make every block one stamp older."""
@@ -32,17 +32,30 @@ class RecencyCounts:
     resident_ages: list[int]
 
 
-def read_recency(core: IndexCore, number: int, sample: int) -> RecencyCounts:
-    """The counts of one worker, with at most `sample` resident ages. Cost: about 10 ns for each of the sample."""
-    return RecencyCounts(
-        fleet_blocks=core.ticks,
-        stored_blocks=core.counts(number)[0],
-        resident_blocks=core.entries(number),
-        removal_ages=core.removal_ages(number),
-        resident_ages=core.resident_ages(number, sample),
-    )
+class RecencyBooks:
+    """The ages of one worker's blocks in the core; valid while the worker is in the index."""
 
+    __slots__ = ("_core", "_number")
 
-def read_ages(core: IndexCore, number: int, block_hashes: Sequence[int | bytes]) -> list[int | None]:
-    """The age in stamps of each block; None where the claim is not certain, or the content not known."""
-    return core.ages(number, core.handle_numbers(block_hashes))
+    def __init__(self, core: IndexCore, number: int) -> None:
+        self._core = core
+        self._number = number
+
+    def counts(self, sample: int) -> RecencyCounts:
+        """The counts as they stand, with at most `sample` resident ages. Cost: about 100 ns for each of the sample."""
+        core, number = self._core, self._number
+        return RecencyCounts(
+            fleet_blocks=core.ticks,
+            stored_blocks=core.counts(number)[0],
+            resident_blocks=core.entries(number),
+            removal_ages=core.removal_ages(number),
+            resident_ages=core.resident_ages(number, sample),
+        )
+
+    def ages(self, block_hashes: Sequence[int | bytes]) -> list[int | None]:
+        """How long blocks went without use, in stamps; None where the worker does not surely hold one of known content.
+
+        Args:
+            block_hashes: the engine's own, as in its events.
+        """
+        return self._core.ages(self._number, self._core.handle_numbers(block_hashes))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvatlas._native import backend_name
 from kvatlas.events import BlockRemoved, BlockStored, EventBatch, encode_batch
 from kvatlas.hashing import BlockKeyHasher
 from kvatlas.index import PrefixIndex
@@ -99,12 +100,13 @@ def test_removals_of_what_was_given_up_do_no_harm(index: PrefixIndex) -> None:
 
 def test_runs_without_parent_go_first() -> None:
     """What matches nothing is given up before what does."""
-    index = PrefixIndex(BlockKeyHasher(seed=1), max_bytes=2 * MEBIBYTE)
+    cap = 2 * MEBIBYTE if backend_name().startswith("native") else 24 * MEBIBYTE  # Python's objects are larger
+    index = PrefixIndex(BlockKeyHasher(seed=1), max_bytes=cap)
     index.add_worker("a", block_size=BLOCK)
     fill(index, "a", range(200))
     for chain in range(1000, 1700):
         index.apply("a", stored(chain, 64, parent=chain * 1000 + 999))
     stats = index.stats("a")
     assert stats.dropped_orphan_blocks > 0
-    assert index.memory.used_bytes <= 2 * MEBIBYTE
+    assert index.memory.used_bytes <= cap
     assert index.match([*chain_tokens(1, 64), 1])["a"].hit_blocks == 64
