@@ -25,6 +25,7 @@ INDEX_SOURCES = {
     "books",
     "column",
     "doubt",
+    "dump",
     "flat",
     "id_runs",
     "index",

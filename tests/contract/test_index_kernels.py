@@ -181,6 +181,28 @@ class CoreMachine(RuleBasedStateMachine):
                 claimed = next((i for i, held in enumerate(row) if not held), len(row))
                 assert claimed == with_doubts.get(self.name_of(worker), 0)
 
+    @rule(which=st.integers(0, 3))
+    def start_again(self, which: int) -> None:
+        """A worker is dumped, dropped, and loaded into the other core: what it held and claimed is held again."""
+        at = which % len(self.workers)
+        worker, everything = self.workers[at], words(self.keys)
+        counts = self.same(lambda core: core.counts(worker))
+        reported = self.same(lambda core: core.reported(worker))
+        claims = [
+            self.same(lambda core, plane=plane: core.held(plane, worker, everything)) for plane in range(self.planes)
+        ]
+        counting, name = self.pure._columns[worker].counting, self.name_of(worker)
+        dumps = [core.dump(worker) for core in (self.native, self.pure)]
+        self.same(lambda core: core.drop_worker(worker))
+        worker = self.workers[at] = self.same(lambda core: core.add_worker(name, 5, counting=counting))
+        for core, dump in zip((self.pure, self.native), dumps, strict=True):
+            core.load(worker, dump, range(self.planes))
+        assert self.same(lambda core: core.counts(worker)) == counts
+        assert self.same(lambda core: core.reported(worker)) == reported
+        for plane, before in enumerate(claims):
+            now = self.same(lambda core, plane=plane: core.held(plane, worker, everything))
+            assert all(was <= claim for was, claim in zip(before, now, strict=True))
+
     def name_of(self, worker: int) -> str:
         return self.pure._columns[worker].name
 
@@ -341,3 +363,31 @@ def test_oldest_go_first(core_class):
     assert 900 <= gone <= 1000
     assert core.held(0, worker, keys[:1000]) == b"\x02" * 1000
     assert core.counts(worker)[5:7] == (1000 + gone, 2000 - gone)
+
+
+@both
+@pytest.mark.parametrize("certain", [True, False])
+def test_an_event_takes_a_reported_claim_over(core_class, certain):
+    """A block that was adopted from a report and then stored is claimed once: its removal leaves no claim behind."""
+    core = core_class(SEED)
+    worker, numbers, keys = core.add_worker("w", 5, counting=True), words([1]), words([77])
+    core.confirm(worker, keys, certain=certain)
+    core.add_copies(worker, 0, numbers)
+    core.join(worker, numbers, keys)
+    assert (core.held(0, worker, keys), core.reported(worker), core.blocks) == (b"\2", 0, 1)
+    core.remove_copies(worker, 0, numbers)
+    assert (core.held(0, worker, keys), core.blocks) == (b"\0", 0)
+
+
+@both
+def test_a_copy_elsewhere_leaves_a_reported_claim_alone(core_class):
+    """A store in host memory says nothing of the device: the report's claim there stays, and can still end."""
+    core = core_class(SEED)
+    worker, numbers, keys = core.add_worker("w", 5, counting=True), words([1]), words([77])
+    host = core.add_plane()
+    core.confirm(worker, keys, certain=True)
+    core.add_copies(worker, host, numbers)
+    core.join(worker, numbers, keys)
+    assert (core.held(0, worker, keys), core.reported(worker)) == (b"\2", 1)
+    core.expire_reported(worker, 2**63)
+    assert (core.held(0, worker, keys), core.held(host, worker, keys)) == (b"\0", b"\2")

@@ -6,6 +6,7 @@
 #include "bytes.h"
 #include "cbor.h"
 #include "chain.h"
+#include "dump_checks.h"
 #include "fnv1a.h"
 #include "index_checks.h"
 #include "xxh3.h"
@@ -230,6 +231,7 @@ int main(void)
     check_batches(expect);
     check_index(expect);
     check_apply(expect);
+    check_dumps(expect);
     if (failures)
         fprintf(stderr, "%d checks failed\n", failures);
     else

@@ -36,6 +36,9 @@ class Column:
     stored: int = 0
     removed: int = 0
     unknown_removals: int = 0
+    unpaired: int = 0
+    """Here and `refused`: as a dump says; nothing counts them in this backend."""
+    refused: int = 0
     forgotten: int = 0
     resident: int = 0
     unkeyed: int = 0

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from kvatlas._native import _pure
 from kvatlas._native._pure_column import Column, Entry, NativeBatch
-from kvatlas._native._pure_doubts import DoubtingState
+from kvatlas._native._pure_dump import DumpingState
 from kvatlas._native.arguments import (
     MAX_PLANES,
     MAX_WORKERS,
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 120  # measured: a key and its row of workers
 _TICKS_PER_STAMP = 1024
 
 
-class IndexCore(DoubtingState):
+class IndexCore(DumpingState):
     """Residency of blocks on workers.
 
     Args:
@@ -221,20 +221,6 @@ class IndexCore(DoubtingState):
         return gone
 
     # -- what is known --
-
-    def counts(self, worker: int, /) -> tuple[int, ...]:
-        """Blocks stored, removed, unknown removals, unpaired, refused, forgotten; resident, unkeyed, in doubt now."""
-        c = self._column(worker)
-        return (c.stored, c.removed, c.unknown_removals, 0, 0, c.forgotten, c.resident, c.unkeyed, c.doubted)
-
-    def shortfall(self, worker: int, /) -> tuple[int, int]:
-        """Blocks refused or forgotten, ever, and blocks of unknown key, now: why a hit may be longer than found."""
-        column = self._column(worker)
-        return column.forgotten, column.unkeyed
-
-    def entries(self, worker: int, /) -> int:
-        """Handles of a worker that the index remembers. Cost: O(1)."""
-        return len(self._column(worker).entries)
 
     @property
     def blocks(self) -> int:

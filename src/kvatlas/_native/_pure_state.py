@@ -104,3 +104,20 @@ class CoreState:
             self._unset(self._shadows[0], key, worker)
             del column.reported[key]
         return len(old)
+
+    def counts(self, worker: int, /) -> tuple[int, ...]:
+        """Blocks stored, removed, unknown removals, unpaired, refused, forgotten; resident, unkeyed, in doubt now."""
+        c = self._column(worker)
+        return (
+            *(c.stored, c.removed, c.unknown_removals, c.unpaired, c.refused, c.forgotten),
+            *(c.resident, c.unkeyed, c.doubted),
+        )
+
+    def shortfall(self, worker: int, /) -> tuple[int, int]:
+        """Blocks refused or forgotten, ever, and blocks of unknown key, now: why a hit may be longer than found."""
+        column = self._column(worker)
+        return column.refused + column.forgotten, column.unkeyed
+
+    def entries(self, worker: int, /) -> int:
+        """Handles of a worker that the index remembers. Cost: O(1)."""
+        return len(self._column(worker).entries)

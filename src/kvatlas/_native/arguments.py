@@ -7,17 +7,26 @@ from collections.abc import Iterable, Sequence
 from kvatlas.errors import HashingError, IndexStateError
 
 __all__ = [
+    "DUMP_COUNTING",
+    "DUMP_ENTRY",
+    "DUMP_LENGTH",
+    "DUMP_NOT_EMPTY",
+    "DUMP_PLANE",
+    "DUMP_ROOT_KEY",
+    "DUMP_TWICE",
     "MAX_PLANES",
     "MAX_TOKEN_ID",
     "MAX_U32",
     "MAX_WORKERS",
     "bad_token_ids",
     "count_blocks",
+    "dump_refused",
     "foreign_batch",
     "hash_words",
     "index_full",
     "no_such_plane",
     "no_such_worker",
+    "require_distinct_planes",
     "require_extras",
     "require_overlap",
     "require_pairs",
@@ -28,6 +37,17 @@ MAX_TOKEN_ID = 2**63 - 1
 MAX_WORKERS = 4096
 MAX_PLANES = 256
 MAX_U32 = 2**32 - 1
+# As kva_dump_fault in c/index.h numbers them.
+DUMP_NOT_EMPTY, DUMP_LENGTH, DUMP_ROOT_KEY, DUMP_COUNTING, DUMP_PLANE, DUMP_ENTRY, DUMP_TWICE = range(2, 9)
+_DUMP_FAULTS = {
+    DUMP_NOT_EMPTY: "the worker already holds blocks: only an empty column can take a dump",
+    DUMP_LENGTH: "the dump of a column is truncated, or is none: its length is not what its head says",
+    DUMP_ROOT_KEY: "the dump's block keys are of another seed or model namespace: load it into an index with its seed",
+    DUMP_COUNTING: "the dump was made under another copy_mode: what it says of copies means something else here",
+    DUMP_PLANE: "the dump names a plane that nobody described: expected one number here for each of its planes",
+    DUMP_ENTRY: "the dump of a column is damaged: one of its blocks contradicts itself",
+    DUMP_TWICE: "the dump of a column is damaged: a block comes twice",
+}
 _SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64
@@ -139,3 +159,18 @@ def require_pairs(numbers: int, block_keys: int) -> None:
     """
     if numbers != block_keys:
         raise IndexStateError(f"{numbers} handles came with {block_keys} block keys: expected one key each")
+
+
+def dump_refused(fault: int) -> IndexStateError:
+    """The error of a column's dump that was not loaded; nothing of it was."""
+    return IndexStateError(_DUMP_FAULTS[fault])
+
+
+def require_distinct_planes(planes: Sequence[int]) -> None:
+    """Refuse a list of planes that gives two of them one number, or moves the first.
+
+    Raises:
+        IndexStateError: it does, or is empty or too long.
+    """
+    if not 1 <= len(planes) <= MAX_PLANES or planes[0] != 0 or len(set(planes)) != len(planes):
+        raise IndexStateError(f"a dump's planes need distinct numbers, 0 for the first; got {list(planes)[:8]}")

@@ -16,9 +16,11 @@ from kvatlas._native.arguments import (
     MAX_PLANES,
     MAX_WORKERS,
     count_blocks,
+    dump_refused,
     index_full,
     no_such_plane,
     no_such_worker,
+    require_distinct_planes,
     require_pairs,
     require_u64,
 )
@@ -99,6 +101,14 @@ cdef extern from "index.h":
     size_t kva_column_refute(kva_index *index, kva_column *column, const uint64_t *keys, size_t count)
     size_t kva_column_expire_reported(kva_index *index, kva_column *column, uint64_t stored)
     int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t key)
+    ctypedef enum kva_dump_fault:
+        KVA_DUMP_OK
+        KVA_DUMP_MEMORY
+
+    size_t kva_dump_size(const kva_column *column)
+    void kva_dump(kva_index *index, const kva_column *column, uint8_t *out)
+    kva_dump_fault kva_load(kva_index *index, kva_column *column, const uint8_t *data, size_t length,
+                            const uint32_t *planes, uint32_t plane_count)
     void kva_walk_begin(kva_walk *walk, kva_index *index, uint32_t plane, const uint64_t *asked, size_t words,
                         bint doubted, kva_hit *hits)
     bint kva_walk_on(kva_walk *walk, const uint64_t *keys, size_t count)
@@ -433,6 +443,29 @@ cdef class IndexCore:
 
     def reported(self, Py_ssize_t worker, /):
         return self.column(worker).reported.count
+
+    # -- as bytes --
+
+    def dump(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>kva_dump_size(column))
+        kva_dump(self.c, column, <uint8_t *>PyBytes_AsString(data))
+        return data
+
+    def load(self, Py_ssize_t worker, bytes data not None, planes, /):
+        cdef kva_column *column = self.column(worker)
+        cdef uint32_t numbers[KVA_MAX_PLANES]
+        cdef uint32_t count = 0
+        require_distinct_planes(planes)
+        for plane in planes:
+            numbers[count] = self.plane(plane)
+            count += 1
+        cdef kva_dump_fault fault = kva_load(self.c, column, <const uint8_t *>PyBytes_AsString(data),
+                                             <size_t>PyBytes_Size(data), numbers, count)
+        if fault == KVA_DUMP_MEMORY:
+            raise MemoryError
+        if fault != KVA_DUMP_OK:
+            raise dump_refused(<int>fault)
 
     # -- straight from bytes --
 

@@ -1,5 +1,6 @@
 """JSON over HTTP about a running gateway. Errors have the gateway's shape: {"error": {"message", "type", "code"}}."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from kvatlas.admin.metrics import MetricsCollector
 from kvatlas.admin.views import WorkerView, view_worker
 from kvatlas.clock import Clock
 from kvatlas.errors import BadRequest, DecisionNotFound, KvAtlasError
-from kvatlas.fleet import Fleet
+from kvatlas.fleet import SNAPSHOT_PATH, Fleet, fleet_snapshot
 from kvatlas.gateway import GatewayStats
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.gateway.responses import error_body
@@ -86,6 +87,7 @@ _ENDPOINTS = [
     _Endpoint("GET", "/api/decisions", "the newest routing decisions; ?limit=N, 20 unless given"),
     _Endpoint("GET", "/api/decisions/{request_id}", "why one request went where it went"),
     _Endpoint("POST", "/api/index/query", 'who holds a prompt: {"token_ids": [...], "lora": ..., "cache_salt": ...}'),
+    _Endpoint("GET", SNAPSHOT_PATH, "the whole index as bytes, for `bootstrap_from` and `kvatlas index`"),
 ]
 
 
@@ -104,6 +106,7 @@ def make_admin_app(state: AdminState) -> web.Application:
     app.router.add_get("/api/decisions", handlers.decisions)
     app.router.add_get("/api/decisions/{request_id}", handlers.decision)
     app.router.add_post("/api/index/query", handlers.query)
+    app.router.add_get(SNAPSHOT_PATH, handlers.snapshot)
     return app
 
 
@@ -155,6 +158,16 @@ class _Handlers:
             trust = worker.trust.level.value
             hits[worker.worker_id] = _Hit(match.hit_tokens, trust, match.tiers) if match else _Hit(0, trust, {})
         return _json(_Hits(hits))
+
+    async def snapshot(self, request: web.Request) -> web.StreamResponse:
+        state = self._state
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        await response.prepare(request)
+        for part in fleet_snapshot(state.fleet, state.index, state.clock):
+            await response.write(part)
+            await asyncio.sleep(0)  # the next worker is another turn
+        await response.write_eof()
+        return response
 
 
 @web.middleware

@@ -11,7 +11,7 @@ import msgspec
 from kvatlas.errors import ConfigError, KvAtlasError, UpstreamConnectError, UpstreamError
 from kvatlas.fleet import describe_failure
 
-__all__ = ["admin_option", "ask_admin"]
+__all__ = ["admin_option", "ask_admin", "check_admin_url"]
 
 _HINT = "is --admin the admin port of a kvatlas gateway (9090 unless set), not the gateway's own?"
 _TIMEOUT_S = 30.0
@@ -41,8 +41,7 @@ def ask_admin(admin: str, path: str, answer: type[Answer], *, question: object =
         UpstreamError: what answers is not a gateway's admin app.
         KvAtlasError: the admin app refuses the question.
     """
-    if not re.match(r"https?://", admin):
-        raise ConfigError(f"--admin {admin!r} is not a URL: http:// is missing, try --admin http://{admin}")
+    check_admin_url(admin)
     base = admin.rstrip("/")
     status, body = asyncio.run(_call(base, path, question))
     url = base + path
@@ -56,6 +55,16 @@ def ask_admin(admin: str, path: str, answer: type[Answer], *, question: object =
         raise KvAtlasError(f"{url} refused the question: {error.message}")
     # The admin app knows every path that is asked here: what does not is another server.
     raise UpstreamError(f"{url} answered {status}: {_HINT} It said: {error.message}")
+
+
+def check_admin_url(admin: str) -> None:
+    """Refuse what is no URL.
+
+    Raises:
+        ConfigError: http:// is missing.
+    """
+    if not re.match(r"https?://", admin):
+        raise ConfigError(f"--admin {admin!r} is not a URL: http:// is missing, try --admin http://{admin}")
 
 
 async def _call(base: str, path: str, question: object) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""`kvatlas index`: ask a running gateway's index."""
+"""`kvatlas index`: ask a running gateway's index, and keep it in files."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import msgspec
 
 from kvatlas.cli.admin_client import admin_option, ask_admin
 from kvatlas.cli.output import print_json, print_table
+from kvatlas.cli.snapshot import dump, load, show
 from kvatlas.cli.tokens import read_token_ids
 from kvatlas.rendering import LocalRenderer
 
@@ -25,7 +26,11 @@ class _Answer(msgspec.Struct):
 
 @click.group(name="index", help=__doc__)
 def command() -> None:
-    """Ask a running gateway's index."""
+    """Ask a running gateway's index, and keep it in files."""
+
+
+for _snapshot_command in (dump, load, show):
+    command.add_command(_snapshot_command)
 
 
 @command.command()

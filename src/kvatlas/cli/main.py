@@ -22,7 +22,7 @@ COMMANDS = {
     "demo": ("kvatlas.cli.demo", "Simulated fleet, gateway and load: round robin against cost, in one table."),
     "events": ("kvatlas.cli.events", "Look at KV event streams: replay a recording, tail a live one."),
     "hash": ("kvatlas.cli.hash", "Print the block hashes an engine computes for token ids."),
-    "index": ("kvatlas.cli.index", "Ask a running gateway's index who holds a prompt."),
+    "index": ("kvatlas.cli.index", "Ask a running gateway's index who holds a prompt; write and read its snapshots."),
     "keeper": ("kvatlas.cli.keeper", "Keep an engine's event stream and serve it on from 0."),
     "serve": ("kvatlas.cli.serve", "Run the gateway in front of engines."),
     "sim": ("kvatlas.cli.sim", "Run simulated engines that answer like vLLM."),

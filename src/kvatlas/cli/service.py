@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -14,7 +15,7 @@ from kvatlas.admin import AdminState, make_admin_app
 from kvatlas.clock import SystemClock
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ConfigError
-from kvatlas.fleet import Fleet, describe_failure
+from kvatlas.fleet import Fleet, SnapshotKeeper, describe_failure, find_warm_start, fleet_snapshot
 from kvatlas.gateway import GatewayConfig, GatewayServer, Timeouts
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.hashing import BlockKeyHasher
@@ -58,8 +59,10 @@ class Service:
         }
         seed = secrets.randbits(63) if config.seed is None else config.seed
         self._policy = make_policy(config.policy, seed=seed)
-        self._index = PrefixIndex(BlockKeyHasher(seed), max_bytes=config.index_max_bytes)
-        self._fleet = Fleet(config, self._index, self._clock)
+        self._hasher = BlockKeyHasher(seed)
+        self._fleet: Fleet | None = None
+        self._keeper: SnapshotKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._server: GatewayServer | None = None
         self._admin: web.AppRunner | None = None
@@ -69,17 +72,22 @@ class Service:
         """Bring up workers, admin app and gateway, in this order.
 
         Raises:
-            ConfigError: a port cannot be bound, or a worker is given twice.
+            ConfigError: a port cannot be bound, a worker is given twice, or there is no folder for snapshots.
         """
         config = self._config
         _log.info("kvatlas %s starts: policy %s, %d workers", __version__, config.policy, len(config.workers))
-        await self._fleet.start()
-        self._log_workers()
+        warm_start = await find_warm_start(config, self._clock)
+        hasher = self._hasher if warm_start is None else BlockKeyHasher(warm_start.seed)
+        index = PrefixIndex(hasher, max_bytes=config.index_max_bytes)
+        fleet = self._fleet = Fleet(config, index, self._clock, warm_start=warm_start)
+        keeper = self._make_keeper(fleet, index)
+        await fleet.start()
+        self._log_workers(fleet)
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         log = DecisionLog(config.decision_log_size)
         planner = FleetPlanner(
-            self._fleet,
-            self._index,
+            fleet,
+            index,
             Picker(self._policy, self._clock, log),
             log,
             renderers=self._renderers,
@@ -93,12 +101,15 @@ class Service:
             host=config.host, port=config.port, max_body_bytes=config.max_body_bytes, timeouts=timeouts
         )
         self._server = GatewayServer(server_config, planner, self._clock)
-        state = AdminState(self._fleet, self._index, log, planner, self._server.stats, self._policy.name, self._clock)
+        state = AdminState(fleet, index, log, planner, self._server.stats, self._policy.name, self._clock)
         admin_port = await self._start_admin(state)
         try:
             gateway_port = await self._server.start()
         except OSError as error:
             raise _cannot_bind("gateway", config.host, config.port, error) from error
+        if keeper is not None:
+            self._keeper = keeper
+            self._keeping = asyncio.create_task(keeper.run(), name="snapshots")
         return Ports(gateway_port, admin_port)
 
     async def withdraw(self) -> None:
@@ -123,14 +134,29 @@ class Service:
             await self._server.close(self._config.drain_s)
         if self._admin is not None:
             await self._admin.cleanup()
-        await self._fleet.close()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._keeper is not None:
+            await self._keeper.save()
+        if self._fleet is not None:
+            await self._fleet.close()
         if self._session is not None:
             await self._session.close()
         for renderer in self._renderers.values():
             renderer.close()
 
-    def _log_workers(self) -> None:
-        for worker in self._fleet.workers:
+    def _make_keeper(self, fleet: Fleet, index: PrefixIndex) -> SnapshotKeeper | None:
+        config = self._config
+        if config.snapshot_path is None:
+            return None
+        path = Path(config.snapshot_path)
+        return SnapshotKeeper(
+            path, config.snapshot_interval_s, lambda: fleet_snapshot(fleet, index, self._clock), self._clock
+        )
+
+    def _log_workers(self, fleet: Fleet) -> None:
+        for worker in fleet.workers:
             at = worker.events_at
             events = at.events if at else "no, routed by load alone"
             replay = f", replay {at.replay}" if at and at.replay else ""

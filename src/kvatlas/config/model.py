@@ -90,6 +90,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "Close to it the least valuable knowledge is given up: see docs/operations.md."
         ),
     ] = None
+    snapshot_path: Annotated[
+        str | None,
+        _doc(
+            "File that keeps the index over restarts: read at start, written at intervals and at shutdown. Unset keeps "
+            "nothing. See docs/operations.md."
+        ),
+    ] = None
+    snapshot_interval_s: Annotated[PositiveFloat, _doc("Pause between two writes of `snapshot_path`.")] = 60.0
+    bootstrap_from: Annotated[
+        Annotated[str, Meta(pattern="^https?://[^\\s/]+/?$")] | None,
+        _doc(
+            "Admin URL of a running gateway, e.g. http://10.0.0.7:9090, whose index to start from. Preferred to "
+            "`snapshot_path`; a peer that does not answer is left aside."
+        ),
+    ] = None
     discover_events: Annotated[
         bool,
         _doc(

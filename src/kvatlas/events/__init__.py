@@ -27,7 +27,7 @@ from kvatlas.events.model import (
     plain_token_ids,
 )
 from kvatlas.events.sequence import SequenceTracker, TrackerLimits
-from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step
+from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step, StreamPosition
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -46,6 +46,7 @@ __all__ = [
     "NewLife",
     "SequenceTracker",
     "Step",
+    "StreamPosition",
     "TokenIds",
     "TrackerLimits",
     "decode_batch",

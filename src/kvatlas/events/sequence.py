@@ -11,6 +11,8 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 * What a replay starts above is gone for good once it ended (until then it may still come live). What it skips is asked
   for again, a few times, and then is gone too.
 * After a reconnect the life is unproven: nothing applies until a replay proves it or the numbers go on without a break.
+* A tracker may take up a stream where a snapshot left it, as after a reconnect. If the publisher then no longer has our
+  last batch, its life cannot be proven either way: that is a loss, so what was learnt is doubted and not forgotten.
 """
 
 import math
@@ -18,7 +20,7 @@ from array import array
 from dataclasses import dataclass
 
 from kvatlas.events.codec import peek_ts
-from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step
+from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step, StreamPosition, payload_digest
 
 __all__ = ["SequenceTracker", "TrackerLimits"]
 
@@ -40,7 +42,8 @@ class TrackerLimits:
 class SequenceTracker:
     """The order of one publisher's stream. Feed it in arrival order and carry out the steps it returns, in order.
 
-    `can_replay` False means that the publisher has no replay endpoint: every hole is then lost at once.
+    `can_replay` False means that the publisher has no replay endpoint: every hole is then lost at once. `resume_at` is
+    where a snapshot left the stream.
     """
 
     __slots__ = (
@@ -58,6 +61,7 @@ class SequenceTracker:
         "_live_ts",
         "_overflow_seq",
         "_replay_works",
+        "_resumed",
         "_settled",
         "_started",
         "_starts_at",
@@ -68,7 +72,9 @@ class SequenceTracker:
         "stale",
     )
 
-    def __init__(self, *, can_replay: bool, limits: TrackerLimits | None = None) -> None:
+    def __init__(
+        self, *, can_replay: bool, limits: TrackerLimits | None = None, resume_at: StreamPosition | None = None
+    ) -> None:
         self._limits = limits or TrackerLimits()
         self._can_replay = can_replay
         self._started = False
@@ -83,16 +89,26 @@ class SequenceTracker:
         self.stale = 0
         """Batches dropped because they belong to a life that is over."""
         self._reset()
+        if resume_at is not None:
+            self._resume(resume_at)
 
     def _reset(self) -> None:
         self._last = -1
         self._last_ts = -math.inf
-        self._digests = array("q", bytes(8 * self._limits.remembered))
+        self._digests = array("Q", bytes(8 * self._limits.remembered))
         self._verified = True  # that the publisher is still the one whose batches we applied
         self._settled = False
         self._attempts = 0
         self._token = None
+        self._resumed = False  # whether our last batch stands in a snapshot and was not seen since
         self._forget_held()
+
+    def _resume(self, position: StreamPosition) -> None:
+        self._started = self._resumed = True
+        self._verified = False
+        self._last = position.seq
+        self._last_ts = -math.inf if position.ts is None else position.ts
+        self._digests[position.seq % self._limits.remembered] = position.digest
 
     def _forget_held(self) -> None:
         self._held: dict[int, bytes] = {}
@@ -182,7 +198,7 @@ class SequenceTracker:
         self._replay_works = True
         if seq <= self._last:
             self._compare(steps, seq, payload)
-        elif not self._verified:
+        elif not self._verified and not self._may_go_on(steps, seq, _ts(payload)):
             self._begin_life(steps, f"after a reconnect the publisher starts at batch {seq}, ours was {self._last}")
         elif self._held.get(seq, payload) != payload:
             self._begin_life(steps, f"batch {seq} came live and replayed with different bytes")
@@ -234,7 +250,7 @@ class SequenceTracker:
     def _why_other_life(self, seq: int, payload: bytes, ts: float) -> str | None:
         """Why a live number that does not rise is another life; None for one that changes nothing, which is counted."""
         held, digest = self._held.get(seq), self._digest(seq)
-        if held == payload or (held is None and digest == _digest_of(payload)):
+        if held == payload or (held is None and digest == payload_digest(payload)):
             self.duplicates += 1
             return None
         # Older than what we have, on the same connection: a straggler. After a reconnect nothing old can come.
@@ -251,12 +267,21 @@ class SequenceTracker:
         digest = self._digest(seq)
         if digest is None:
             return
-        if digest != _digest_of(payload):
+        if digest != payload_digest(payload):
             self._begin_life(steps, f"batch {seq} was replayed with other bytes than we applied")
             return
         self.duplicates += 1
-        self._verified = True
+        self._verified, self._resumed = True, False
         self._advance(steps)
+
+    def _may_go_on(self, steps: list[Step], seq: int, ts: float) -> bool:
+        """Whether what starts at `seq` may follow what a snapshot says; what is then lost, or may be, is reported."""
+        if not self._resumed or ts < self._last_ts:
+            return False
+        if seq == self._last + 1:
+            steps.append(Lost(seq, None))
+        self._verified, self._resumed = True, False
+        return True
 
     def _publisher_restarted(self) -> bool:
         """Whether an empty replay tells of a restart: a publisher keeps its last batch, and ours was asked for."""
@@ -307,10 +332,10 @@ class SequenceTracker:
         self._held_bytes -= len(self._held.pop(seq, b""))
 
     def _apply(self, steps: list[Step], seq: int, payload: bytes, ts: float) -> None:
-        self._last, self._last_ts = seq, ts
+        self._last, self._last_ts, self._resumed = seq, ts, False
         if seq == self._live_seq:
             self._settled = True  # an unbroken row up to the newest live batch proves as much as an end marker
-        self._digests[seq % self._limits.remembered] = _digest_of(payload)
+        self._digests[seq % self._limits.remembered] = payload_digest(payload)
         steps.append(Apply(seq, payload))
 
     def _digest(self, seq: int) -> int | None:
@@ -336,9 +361,11 @@ class SequenceTracker:
 
     def _give_up(self, steps: list[Step]) -> None:
         """Nobody returns what is missing: report it and go on with what is held."""
-        if not self._verified:
+        first_seq = min(self._held, default=self._overflow_seq)
+        oldest_ts = min(map(_ts, self._held.values()), default=self._last_ts)
+        if not self._verified and not self._may_go_on(steps, first_seq, oldest_ts):
             held, held_bytes, overflow_seq = self._held, self._held_bytes, self._overflow_seq
-            reason = f"after a reconnect batch {min(held, default=overflow_seq)} came, our last was {self._last}"
+            reason = f"after a reconnect batch {first_seq} came, our last was {self._last}"
             self._begin_life(steps, reason, ask=False)
             self._held, self._held_bytes, self._overflow_seq = held, held_bytes, overflow_seq
         self._drop_stale()
@@ -354,10 +381,6 @@ class SequenceTracker:
         if stale:
             self.stale += len(stale)
             self._live_seq, self._live_ts = self._last, self._last_ts
-
-
-def _digest_of(payload: bytes) -> int:
-    return hash(payload) or 1
 
 
 def _ts(payload: bytes) -> float:

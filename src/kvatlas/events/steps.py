@@ -3,7 +3,35 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Apply", "AskReplay", "Lost", "NewLife", "Step"]
+from kvatlas._native import xxh3_64
+from kvatlas.events.codec import peek_ts
+
+__all__ = ["Apply", "AskReplay", "Lost", "NewLife", "Step", "StreamPosition", "payload_digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """Where a stream was left, and what tells later whether it is still the same life.
+
+    Attributes:
+        seq: number of the last batch applied.
+        digest: `payload_digest` of its bytes.
+        ts: its time stamp; None when it has none.
+    """
+
+    seq: int
+    digest: int
+    ts: float | None = None
+
+    @classmethod
+    def at(cls, seq: int, payload: bytes) -> "StreamPosition":
+        """The position after a batch. O(bytes)."""
+        return cls(seq, payload_digest(payload), peek_ts(payload))
+
+
+def payload_digest(payload: bytes) -> int:
+    """What two batches are compared by: 64 bits, never 0, the same in every process."""
+    return xxh3_64(payload, 0) or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,23 @@ from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
 from kvatlas.fleet.load import LoadLedger, Ticket
 from kvatlas.fleet.silence import Silence, SilenceWatch, TrafficCount
+from kvatlas.fleet.snapshot_keeper import SnapshotKeeper, SnapshotStats, fleet_snapshot, new_file
 from kvatlas.fleet.source import EventSource, SourceStats
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
 from kvatlas.fleet.trust import Trust, TrustState
+from kvatlas.fleet.warm_start import (
+    SNAPSHOT_PATH,
+    WarmStart,
+    WorkerPast,
+    check_blocks,
+    fetch_snapshot,
+    find_warm_start,
+    read_snapshot_file,
+)
 from kvatlas.fleet.worker import EngineGauges, EventAddress, Worker, worker_id_of
 
 __all__ = [
+    "SNAPSHOT_PATH",
     "Cause",
     "EngineGauges",
     "EventAddress",
@@ -31,14 +42,24 @@ __all__ = [
     "PrefillSpeed",
     "Silence",
     "SilenceWatch",
+    "SnapshotKeeper",
+    "SnapshotStats",
     "SourceStats",
     "Ticket",
     "TrafficCount",
     "Trust",
     "TrustState",
+    "WarmStart",
     "Worker",
+    "WorkerPast",
     "cause_of",
+    "check_blocks",
     "describe_failure",
+    "fetch_snapshot",
+    "find_warm_start",
+    "fleet_snapshot",
+    "new_file",
     "parse_gauges",
+    "read_snapshot_file",
     "worker_id_of",
 ]

@@ -16,6 +16,7 @@ from kvatlas.fleet.health import HealthMonitor
 from kvatlas.fleet.load import LoadLedger
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
 from kvatlas.fleet.trust import TrustState
+from kvatlas.fleet.warm_start import WarmStart, WorkerPast
 from kvatlas.fleet.worker import Worker, split_url, worker_id_of
 from kvatlas.index import CopyMode, PrefixIndex
 
@@ -41,14 +42,18 @@ class Fleet:
     Args:
         config: every setting that concerns workers.
         index: gets one column per worker.
+        warm_start: what a snapshot says of workers, each of which takes its part; None starts with nothing.
 
     Use as: `await fleet.start()`, then `candidates(model)` per request, then `await fleet.close()`.
     """
 
-    def __init__(self, config: ServeConfig, index: PrefixIndex, clock: Clock) -> None:
+    def __init__(
+        self, config: ServeConfig, index: PrefixIndex, clock: Clock, *, warm_start: WarmStart | None = None
+    ) -> None:
         self._config = config
         self._index = index
         self._clock = clock
+        self._warm_start = warm_start
         self._speed = FleetSpeed(config.prefill_tokens_per_s)
         self._session: aiohttp.ClientSession | None = None
         self._workers: dict[str, Worker] = {}
@@ -60,6 +65,13 @@ class Fleet:
     def workers(self) -> tuple[Worker, ...]:
         """All workers, healthy or not."""
         return tuple(self._workers.values())
+
+    @property
+    def untold_pasts(self) -> tuple[WorkerPast, ...]:
+        """What a snapshot says of workers that have not come yet, or whose stream is not followed yet."""
+        waiting = () if self._warm_start is None else self._warm_start.waiting
+        pasts = (running.follower.past for running in self._running.values())
+        return (*waiting, *(past for past in pasts if past is not None))
 
     @property
     def ready(self) -> bool:
@@ -121,6 +133,7 @@ class Fleet:
             silent_s=settings.silent_stream_s,
             owner_of=self._owner_of,
             on_ranks=self._on_ranks,
+            past=None if self._warm_start is None else self._warm_start.take(config),
         )
         monitor = HealthMonitor(
             worker,

@@ -16,6 +16,7 @@ from kvatlas.fleet.discovery import EventDiscovery, EventSources, describe_unans
 from kvatlas.fleet.silence import SilenceWatch
 from kvatlas.fleet.source import EventSource
 from kvatlas.fleet.trust import Trust
+from kvatlas.fleet.warm_start import WorkerPast
 from kvatlas.fleet.worker import EventAddress, Worker
 from kvatlas.index import PrefixIndex
 from kvatlas.stream import StreamCounters, SubscriberConfig, ZmqEventSubscriber
@@ -36,6 +37,7 @@ class EventFollower:
         silent_s: see `silent_stream_s` in docs/config.md.
         owner_of: the worker that already follows an endpoint, None when nobody does.
         on_ranks: told which ranks the engine has, before its answer is used; says whether this worker stays.
+        past: what a snapshot says of the worker; None starts with nothing.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class EventFollower:
         silent_s: float,
         owner_of: Callable[[str], str | None],
         on_ranks: Callable[[Worker, EventSources], bool],
+        past: WorkerPast | None = None,
     ) -> None:
         self._worker = worker
         self._index = index
@@ -63,10 +66,16 @@ class EventFollower:
         self._asked_s = self._ask_at_s = 0.0
         self._ask_pause_s = _ASK_AGAIN_S
         self._has_left = False
-        self._started_s: float | None = None
+        self._past = past
+        self._started_s = None if past is None else past.engine_started_s
         self._computed_tokens = 0.0
         self._seen_lives = 0
         """Lives that the stream had told of at the last check."""
+
+    @property
+    def past(self) -> WorkerPast | None:
+        """What a snapshot says of the worker, until a stream is followed that can prove it."""
+        return self._past
 
     def start(self) -> None:
         """Follow the configured stream; or say why there is none yet. Call it on the event loop."""
@@ -140,13 +149,22 @@ class EventFollower:
 
     def _subscribe(self, address: EventAddress) -> None:
         worker = self._worker
+        resume_at = None
         if self._source is None:
             self._source = EventSource(
                 worker.worker_id, self._index, worker.trust, self._clock, rank=worker.config.rank
             )
+            if self._past is not None and self._past.may_be_of(worker.gauges.started_s):
+                resume_at = self._past.restore(self._source, self._index, can_replay=address.replay is not None)
+            self._past = None
         worker.source, worker.stream, worker.events_at = self._source, self._counters, address
         subscriber = ZmqEventSubscriber(
-            SubscriberConfig(endpoint=address.events, replay_endpoint=address.replay, topic=worker.config.topic),
+            SubscriberConfig(
+                endpoint=address.events,
+                replay_endpoint=address.replay,
+                resume_at=resume_at,
+                topic=worker.config.topic,
+            ),
             self._source,
             self._clock,
             counters=self._counters,
@@ -170,7 +188,7 @@ class EventFollower:
             self._subscriber.close()
             self._subscriber = None
         self._worker.events_at = None
-        if self._source is not None and self._source.stats.batches:
+        if self._source is not None and self._source.has_past:
             self._source.on_life(reason)
 
     def _unfollow(self, reason: str) -> None:
@@ -231,7 +249,7 @@ class EventFollower:
         if self._source is None or address is None:
             return
         stats = self._source.stats
-        if not stats.batches or stats.lives > max(1, self._seen_lives):
+        if not self._source.has_past or stats.lives > max(1, self._seen_lives):
             return
         self._leave(reason)
         self._subscribe(address)

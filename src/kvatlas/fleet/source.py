@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvatlas.clock import Clock
 from kvatlas.errors import EventDecodeError
+from kvatlas.events import StreamPosition
 from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.index import Applied, PrefixIndex
 from kvatlas.stream import StreamStatus
@@ -45,7 +46,7 @@ class EventSource:
         trust: the state to keep; shared with whoever shows it.
     """
 
-    __slots__ = ("_clock", "_index", "_lossy", "_rank", "_worker_id", "stats", "trust")
+    __slots__ = ("_clock", "_index", "_lossy", "_newest", "_rank", "_worker_id", "stats", "trust")
 
     def __init__(
         self, worker_id: str, index: PrefixIndex, trust: TrustState, clock: Clock, *, rank: int | None = None
@@ -54,14 +55,39 @@ class EventSource:
         self._index = index
         self._clock = clock
         self._lossy: str | None = None
+        self._newest: tuple[int, bytes] | StreamPosition | None = None
         self._rank = rank
         self.trust = trust
         self.stats = SourceStats()
+
+    @property
+    def has_past(self) -> bool:
+        """Whether the column holds what some life said."""
+        return self.stats.batches > 0 or self._newest is not None or self._lossy is not None
+
+    @property
+    def position(self) -> StreamPosition | None:
+        """The batch after which the column stands; None before the first, and after a loss until the next one."""
+        return StreamPosition.at(*self._newest) if isinstance(self._newest, tuple) else self._newest
+
+    @property
+    def loss(self) -> str | None:
+        """Why the worker is `partial` while its stream is live; None when nothing is doubted."""
+        return self._lossy
+
+    def restore(self, position: StreamPosition | None, loss: str | None, reason: str) -> None:
+        """Go on where a snapshot left the stream; the index has the column already."""
+        self.stats.lives = 1
+        self.stats.last_seq = -1 if position is None else position.seq
+        self._newest = position
+        self._lossy = loss
+        self._become(Trust.SYNCING, reason)
 
     def on_life(self, reason: str) -> None:
         """A new publisher life, not the first: what the old one said is void."""
         self.stats.lives = max(1, self.stats.lives) + 1
         self.stats.last_seq = -1
+        self._newest = None
         self._index.purge(self._worker_id)
         self._lossy = None
         self._become(Trust.SYNCING, f"new life: {reason}")
@@ -70,6 +96,7 @@ class EventSource:
         """Apply one batch."""
         self.stats.batches += 1
         self.stats.last_seq = seq
+        self._newest = (seq, payload)
         self.stats.last_batch_s = self._clock.monotonic_s()
         try:
             applied = self._index.ingest(self._worker_id, payload, rank=self._rank)
@@ -108,6 +135,8 @@ class EventSource:
     def on_gap(self, first_seq: int, last_seq: int | None) -> None:
         """Batches that nobody can return."""
         self.stats.gaps += 1
+        if last_seq is not None:
+            self._newest = None
         span = f"{first_seq}..{'?' if last_seq is None else last_seq}"
         self._lose(f"batches {span} are lost and replay does not have them")
 

@@ -6,14 +6,25 @@ sockets, clocks, trust, load. Sans-IO, single writer: every call runs on the thr
 """
 
 from kvatlas.index.batches import Applied, IncomingBatch
-from kvatlas.index.column import ColumnStats, CopyMode
+from kvatlas.index.column_state import ColumnState, ColumnStats, CopyMode
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import GroupProfile, WorkerMatch
 from kvatlas.index.memory import MemoryStats
 from kvatlas.index.prefix_index import PrefixIndex
+from kvatlas.index.snapshot import (
+    SNAPSHOT_VERSION,
+    Snapshot,
+    SnapshotHead,
+    WorkerSnapshot,
+    WorkerState,
+    read_snapshot,
+    write_snapshot,
+)
 
 __all__ = [
+    "SNAPSHOT_VERSION",
     "Applied",
+    "ColumnState",
     "ColumnStats",
     "CopyMode",
     "GroupProfile",
@@ -22,5 +33,11 @@ __all__ = [
     "MemoryStats",
     "Moment",
     "PrefixIndex",
+    "Snapshot",
+    "SnapshotHead",
     "WorkerMatch",
+    "WorkerSnapshot",
+    "WorkerState",
+    "read_snapshot",
+    "write_snapshot",
 ]

@@ -15,59 +15,22 @@ The core keeps the books; here stand the rules about events. Once an event of so
 has been judged here, the core applies its like straight from the bytes.
 """
 
-import enum
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from kvatlas import _native
 from kvatlas._native import IndexCore
 from kvatlas.errors import HashingError
 from kvatlas.events import BlockRemoved, BlockStored, plain_token_ids
 from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher, RequestExtras
+from kvatlas.index.column_state import ColumnState, ColumnStats
 from kvatlas.index.digests import DigestBook
 from kvatlas.index.doubts import DoubtBook
 from kvatlas.index.groups import GroupBook
 from kvatlas.index.orphans import OrphanPool, Run
 from kvatlas.index.planes import DEFAULT_MEDIUM, Plane, Planes, normal_medium
 
-__all__ = ["ColumnStats", "CopyMode", "WorkerColumn"]
-
-
-class CopyMode(enum.StrEnum):
-    """What a repeated store of a resident block means for one engine."""
-
-    COUNT = "count"
-    """One more physical copy (vLLM's default, `kv_cache_report_mode=incremental`)."""
-    SET = "set"
-    """Nothing new (engines that re-announce what they reuse)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnStats:
-    """What one worker's events amounted to, since the worker was added. Counters only grow; `*_now` are levels."""
-
-    stored_blocks: int = 0
-    removed_blocks: int = 0
-    cleared: int = 0
-    unknown_removals: int = 0
-    """Removals of handles never seen: harmless, and a sign of batches missed before."""
-    orphaned_blocks: int = 0
-    dropped_orphan_blocks: int = 0
-    unpaired_blocks: int = 0
-    """Hashes whose content the event does not prove (masked spans, bigrams, extra keys of no known form)."""
-    refused_blocks: int = 0
-    """Blocks not recorded for want of memory: the worker holds more than is claimed."""
-    forgotten_blocks: int = 0
-    """Blocks given up to make room under the memory cap."""
-    resident_now: int = 0
-    unkeyed_now: int = 0
-    """Resident blocks whose content is not known: they match nothing, so a hit may be longer than claimed."""
-    orphans_now: int = 0
-    doubted_now: int = 0
-    """Blocks claimed before a loss of events and not confirmed since."""
-    reported_now: int = 0
-    """Claims that rest on the engine's reports alone: no event named the block."""
+__all__ = ["WorkerColumn"]
 
 
 class WorkerColumn:
@@ -187,6 +150,37 @@ class WorkerColumn:
         self.other_media.clear()
         self.digests.reset()
         self._is_empty()
+
+    def state(self) -> ColumnState:
+        """What a snapshot keeps beside the core's dump."""
+        orphans = self.orphans
+        return ColumnState(
+            stated_block_size=self.stated_block_size,
+            unit_tokens=self.groups.unit_tokens,
+            groups=self.groups.state(),
+            other_media=tuple(sorted(self.other_media)),
+            doubts=self.doubts.state(),
+            cleared=self._cleared,
+            orphaned_blocks=orphans.waited_blocks,
+            dropped_orphan_blocks=orphans.dropped_blocks + orphans.blocks_now,
+            unprovable=self._unprovable,
+            unplaced=self._unplaced,
+            complete_at=self._complete_at,
+            survived_loss=self._survived_loss,
+        )
+
+    def restore(self, state: ColumnState) -> None:
+        """Go on as a snapshot says; the core has loaded the blocks already."""
+        self.stated_block_size = state.stated_block_size
+        self.groups.restore(state.groups, state.unit_tokens)
+        self.other_media = set(state.other_media)
+        self.doubts.restore(state.doubts)
+        self.orphans.restore(state.orphaned_blocks, state.dropped_orphan_blocks)
+        self._cleared = state.cleared
+        self._unprovable = state.unprovable
+        self._unplaced = state.unplaced
+        self._complete_at = state.complete_at
+        self._survived_loss = state.survived_loss
 
     def _is_empty(self) -> None:
         """All that the worker holds from now on is known."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvatlas._native import IndexCore
+from kvatlas.index.column_state import DoubtState
 
 __all__ = ["DoubtBook", "Healed", "Moment"]
 
@@ -88,6 +89,18 @@ class DoubtBook:
     def doubted_blocks(self) -> int:
         """Blocks in doubt now."""
         return self._core.counts(self._number)[_DOUBTED]
+
+    def state(self) -> DoubtState:
+        """What a snapshot keeps of it."""
+        return DoubtState(self._began_at, self._turnover_blocks, self.capacity_blocks, self.epoch)
+
+    def restore(self, state: DoubtState) -> None:
+        """Go on as a snapshot says; the core has the blocks already."""
+        self._began_at = state.began_at
+        self._turnover_blocks = state.turnover_blocks
+        self.capacity_blocks = state.capacity_blocks
+        self.epoch = state.epoch
+        self._look_for_business()
 
     def begin(self) -> None:
         """Events are lost: all that is claimed is in doubt. Cost: O(blocks of the worker)."""

@@ -3,6 +3,7 @@
 import math
 
 from kvatlas.events import BlockStored
+from kvatlas.index.column_state import GroupState
 from kvatlas.index.match import GroupProfile, has_known_join
 
 __all__ = ["GroupBook"]
@@ -49,8 +50,27 @@ class GroupBook:
         if profile == known and unit == self.unit_tokens:
             return False
         self._groups[group] = profile
+        self._conclude(unit)
+        return True
+
+    def state(self) -> tuple[GroupState, ...]:
+        """What a snapshot keeps of the groups, beside `unit_tokens`."""
+        return tuple(
+            GroupState(each.group_id, each.kind, each.window_tokens, each.block_size) for each in self.profiles
+        )
+
+    def restore(self, groups: tuple[GroupState, ...], unit_tokens: int | None) -> None:
+        """Go on as a snapshot says."""
+        self._groups = {
+            each.group_id: GroupProfile(each.group_id, each.kind, each.window_tokens, each.block_size)
+            for each in groups
+        }
+        self._conclude(unit_tokens)
+
+    def _conclude(self, unit: int | None) -> None:
         self.unit_tokens = unit
         self.profiles = tuple(self._groups[each] for each in sorted(self._groups))
-        self.only_full = len(self.profiles) == 1 and group == 0 and profile.is_full and size in {None, unit}
+        first = self._groups.get(0)
+        alone = len(self.profiles) == 1 and first is not None and first.is_full and first.block_size in {None, unit}
+        self.only_full = alone or not self.profiles
         self.joins_exactly = unit is None or has_known_join(self.profiles, unit)
-        return True

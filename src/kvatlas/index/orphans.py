@@ -102,6 +102,11 @@ class OrphanPool:
             self._gone(run)
         return runs
 
+    def restore(self, waited_blocks: int, dropped_blocks: int) -> None:
+        """Go on from a snapshot, which keeps counts and no runs."""
+        self.waited_blocks = waited_blocks
+        self.dropped_blocks = dropped_blocks
+
     def clear(self) -> None:
         """Forget all of them."""
         for runs in self._waiting.values():

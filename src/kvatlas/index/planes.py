@@ -52,3 +52,8 @@ class Planes:
     def cleared(self) -> list[int]:
         """Numbers of the planes that AllBlocksCleared empties."""
         return [number for (medium, _), number in self._numbers.items() if medium in CLEARED_MEDIA]
+
+    @property
+    def names(self) -> tuple[Plane, ...]:
+        """Every plane that has a number, in the order of their numbers."""
+        return tuple(sorted(self._numbers, key=self._numbers.__getitem__))

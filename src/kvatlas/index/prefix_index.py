@@ -16,12 +16,13 @@ from kvatlas.index.batches import (
     apply_event,
     open_batch,
 )
-from kvatlas.index.column import ColumnStats, CopyMode, WorkerColumn
+from kvatlas.index.column import WorkerColumn
+from kvatlas.index.column_state import ColumnState, ColumnStats, CopyMode
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
 from kvatlas.index.matching import PromptMatcher, worker_bits
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
-from kvatlas.index.planes import DEVICE_PLANE, Planes
+from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes
 
 __all__ = ["PrefixIndex"]
 
@@ -118,6 +119,49 @@ class PrefixIndex:
     def purge(self, worker_id: str) -> None:
         """Forget all that one worker's events said, touch nobody else. Cost: O(blocks of that worker)."""
         self._column(worker_id).reset()
+
+    @property
+    def seed(self) -> int:
+        """The seed of the block keys."""
+        return self._hasher.seed
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """(medium, group) of every plane, in the order of their numbers in `dump_blocks`."""
+        return self._planes.names
+
+    def dump_state(self, worker_id: str) -> ColumnState:
+        """What a snapshot keeps of a column beside `dump_blocks`; take both in one turn."""
+        return self._column(worker_id).state()
+
+    def dump_blocks(self, worker_id: str) -> bytes:
+        """A column's blocks, 17 bytes each and more for copies elsewhere. Natively 20 ns a block."""
+        return self._core.dump(self._column(worker_id).number)
+
+    def restore(self, worker_id: str, state: ColumnState, blocks: bytes, planes: Sequence[Plane]) -> None:
+        """Fill a worker's empty column from a snapshot: all of it, or nothing.
+
+        Args:
+            state: from `dump_state`.
+            blocks: from `dump_blocks`.
+            planes: from `planes`, of the index they were taken from.
+
+        Raises:
+            IndexStateError: the column is not empty, or the dump is damaged, of another seed or another copy mode.
+            MemoryError: it does not fit under the cap.
+
+        Cost: natively about 300 ns a block.
+        """
+        column = self._column(worker_id)
+        if not planes or planes[0] != (DEFAULT_MEDIUM, 0) or len(set(planes)) != len(planes):
+            raise IndexStateError(f"planes of a dump are distinct and the first is the device's; got {planes[:4]}")
+        numbers = [self._planes.number(plane) for plane in planes]
+        if None in numbers:
+            raise IndexStateError(f"the index has no room for the {len(planes)} planes of the dump")
+        self._core.load(column.number, blocks, [number for number in numbers if number is not None])
+        column.restore(state)
+        if self._keeper.is_capped:
+            self._keeper.relieve(self._columns.values())
 
     def apply(self, worker_id: str, event: Event) -> None:
         """Apply one event of one worker. Cost: O(blocks of the event), O(blocks of the worker) for a clear.

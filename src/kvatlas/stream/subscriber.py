@@ -58,9 +58,9 @@ class ZmqEventSubscriber:
         self._spread = Spread(rng)
         self.counters = counters or StreamCounters()
         """What happened so far."""
-        self.last_seq = -1
+        self.last_seq = -1 if config.resume_at is None else config.resume_at.seq
         """Number of the last batch delivered or reported lost; -1 before the first of a life."""
-        self._tracker = SequenceTracker(can_replay=config.replay_endpoint is not None, limits=limits)
+        self._tracker = SequenceTracker(can_replay=config.can_replay, limits=limits, resume_at=config.resume_at)
         self._replay: ReplayChannel | None = None
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
@@ -241,7 +241,7 @@ class ZmqEventSubscriber:
     def _mend(self) -> None:
         """All that was kept is handed on, and no question is open: ask for what was dropped, or report it lost."""
         self._inbox.has_refused = False
-        if self._config.replay_endpoint is None:
+        if not self._config.can_replay:
             self._must_mend = False
             self._steps.append(Lost(self._tracker.last_seq + 1, None))
         else:

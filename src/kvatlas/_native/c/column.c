@@ -99,6 +99,14 @@ void kva_handles_erase(kva_handles *table, uint32_t hole)
     table->count--;
 }
 
+int kva_handles_reserve(kva_handles *table, uint32_t count)
+{
+    if (count > UINT32_MAX / 2)
+        return 0;
+    uint32_t capacity = count + count / 4 + FIRST_ENTRIES;
+    return table->capacity >= capacity || resize(table, capacity);
+}
+
 void kva_handles_shrink(kva_handles *table, uint32_t sparse)
 {
     uint32_t capacity = table->count + table->count / 4 + FIRST_ENTRIES;

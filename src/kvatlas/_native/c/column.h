@@ -94,6 +94,9 @@ static inline void kva_handles_prefetch(const kva_handles *table, uint64_t handl
 /* Place of a handle, new ones without key or copies; KVA_NOT_FOUND when there is no memory. */
 uint32_t kva_handles_put(kva_handles *table, uint64_t handle);
 
+/* Make room for `count` entries in all, at once. 0 when there is no memory. */
+int kva_handles_reserve(kva_handles *table, uint32_t count);
+
 /* Forget the entry at a place. The place may then hold another entry. */
 void kva_handles_erase(kva_handles *table, uint32_t place);
 

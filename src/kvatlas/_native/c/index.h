@@ -163,6 +163,29 @@ kva_status kva_walk_tokens(kva_walk *walk, const kva_tokens *tokens, size_t bloc
 /* Write down those who hold the whole chain. `hits` is then complete: workers that hold at least the first block. */
 void kva_walk_end(kva_walk *walk);
 
+/* A worker's column as bytes (dump.c tells how), and back: all of it, or nothing. */
+typedef enum {
+    KVA_DUMP_OK,
+    KVA_DUMP_MEMORY,
+    KVA_DUMP_NOT_EMPTY, /* the column that was to take it holds blocks */
+    KVA_DUMP_LENGTH,    /* bytes are missing, or too many */
+    KVA_DUMP_ROOT_KEY,  /* its block keys are of another seed or namespace */
+    KVA_DUMP_COUNTING,  /* it counts copies and the column does not, or the other way round */
+    KVA_DUMP_PLANE,     /* it names a plane there is none of */
+    KVA_DUMP_ENTRY,     /* an entry contradicts itself */
+    KVA_DUMP_TWICE      /* a handle comes twice */
+} kva_dump_fault;
+
+size_t kva_dump_size(const kva_column *column);
+
+/* `out` has room for kva_dump_size bytes. */
+void kva_dump(kva_index *index, const kva_column *column, uint8_t *out);
+
+/* Into an empty column. `planes`: the number here of each of the dump's `plane_count` planes; 0 for the first and for no
+   other. */
+kva_dump_fault kva_load(kva_index *index, kva_column *column, const uint8_t *data, size_t length,
+                        const uint32_t *planes, uint32_t plane_count);
+
 static inline uint32_t kva_index_stamp(const kva_index *index)
 {
     return (uint32_t)(index->ticks / KVA_TICKS_PER_STAMP);
