@@ -30,8 +30,7 @@ Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
-# Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
-_LATE_PROBES = 2
+_LATE_PROBES = 2  # probes in a row that bring what should have come live: one may be a lost tail, two are a wrong topic
 
 
 class ZmqEventSubscriber:
