@@ -251,8 +251,7 @@ class ZmqEventSubscriber:
         if self._probe_after_s > self._config.probe_s:  # else a lost tail waits for the timer of a quieter time
             self._set_timer("probe", self._config.probe_s, self._probe_if_quiet)
         self._probe_after_s = self._config.probe_s
-        self._late_probes = 0
-        self._probed_seq = None
+        self._late_probes, self._probed_seq = 0, None
         self._steps.extend(self._tracker.live(seq, payload))
 
     def _on_replayed(self, seq: int, payload: bytes) -> None:
