@@ -30,6 +30,7 @@ INDEX_SOURCES = {
     "id_runs",
     "index",
     "memory",
+    "recency",
     "relief",
     "walk",
     "worker_sets",

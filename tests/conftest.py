@@ -12,6 +12,8 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 STEERS_TESTS = {
+    "KVATLAS_CHAOS_REQUESTS",
+    "KVATLAS_CHAOS_SEEDS",
     "KVATLAS_DIFFERENTIAL_CONFIGURATIONS",
     "KVATLAS_GOLDEN",
     "KVATLAS_NATIVE",

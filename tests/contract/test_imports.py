@@ -30,6 +30,7 @@ FLOORS = {
     "replay": 6,
     "admin": 7,
     "bench": 7,
+    "chaos": 7,
     "doctor": 7,
     "cli": 8,
     "__main__": 9,

@@ -100,6 +100,14 @@ class CoreMachine(RuleBasedStateMachine):
         worker, plane = self.workers[which % len(self.workers)], plane % self.planes
         self.same(lambda core: core.remove_copies(worker, plane, words(handles)))
 
+    @rule(which=st.integers(0, 3), blocks=st.integers(1, 2000))
+    def grow_old(self, which: int, blocks: int) -> None:
+        """Stores elsewhere make every block older."""
+        worker = self.workers[which % len(self.workers)]
+        passing = words([200] * blocks)
+        self.same(lambda core: core.add_copies(worker, 0, passing))
+        self.same(lambda core: core.remove_copies(worker, 0, passing))
+
     @rule(which=st.integers(0, 3), handle=HANDLES, stop=st.booleans())
     def wait(self, which: int, handle: int, *, stop: bool) -> None:
         worker = self.workers[which % len(self.workers)]
@@ -164,9 +172,13 @@ class CoreMachine(RuleBasedStateMachine):
             self.same(lambda core, worker=worker: core.entries(worker))
             self.same(lambda core, worker=worker: core.reported(worker))
             self.same(lambda core, worker=worker: core.shortfall(worker))
+            self.same(lambda core, worker=worker: core.removal_ages(worker))
+            self.same(lambda core, worker=worker: core.ages(worker, words(self.handles)))
+            self.same(lambda core, worker=worker: sorted(core.resident_ages(worker, 100_000)))
             for handle in self.handles:
                 self.same(lambda core, worker=worker, handle=handle: core.key_of(worker, handle))
         self.same(lambda core: core.blocks)
+        self.same(lambda core: core.ticks)
 
     @invariant()
     def find_the_same(self) -> None:
@@ -344,6 +356,39 @@ def test_a_cap_refuses_and_never_overclaims():
     core.remove_copies(worker, 0, words(range(40_000)))
     assert core.blocks == 0
     assert core.entries(worker) == 0
+
+
+@both
+def test_ages_at_removal(core_class):
+    """A block's age begins anew with a find and ends in the histogram; a new life begins with an empty one."""
+    core = core_class(SEED)
+    worker = core.add_worker("w", 1, counting=False)
+    core.add_copies(worker, 0, words([1, 2, 3]))
+    core.join(worker, words([1, 2]), words([10, 20]))
+    core.add_copies(worker, 0, words([3] * (64 * 5 - 3)))
+    assert core.ticks == 320
+    assert core.find(0, words([10]), EVERYBODY) == {"w": 1}
+    assert core.ages(worker, words([1, 2, 3, 4])) == [0, 5, None, None]
+    assert sorted(core.resident_ages(worker, 1000)) == [0, 5]
+    assert core.resident_ages(worker, 0) == []
+    core.remove_copies(worker, 0, words([1, 2, 3, 4]))
+    assert core.removal_ages(worker) == (1, 0, 0, 1, *[0] * 28)
+    core.forget_all(worker)
+    assert core.removal_ages(worker) == (0,) * 32
+
+
+@both
+def test_sampled_ages_are_spread(core_class):
+    """A sample takes old and new blocks alike, and no more than it is asked for."""
+    core = core_class(SEED)
+    worker = core.add_worker("w", 1, counting=True)
+    for first in range(0, 20_000, 1000):
+        numbers = words(range(first, first + 1000))
+        core.add_copies(worker, 0, numbers)
+        core.join(worker, numbers, words(number * 2**40 for number in numbers))
+    ages = core.resident_ages(worker, 500)
+    assert 100 <= len(ages) <= 500
+    assert 0.4 < sum(age < 20_000 / 64 / 2 for age in ages) / len(ages) < 0.6
 
 
 @both

@@ -392,6 +392,18 @@ async def test_a_lost_tail_is_found_when_the_stream_is_quiet(raw_engine):
 
 
 @pytest.mark.asyncio
+async def test_a_lost_tail_after_a_long_rest_is_found_as_soon(raw_engine):
+    """Polls had become rare; with the first batch they are due after `probe_s` again, not when the old timer fires."""
+    engine = raw_engine()
+    async with following(engine.endpoint, engine.replay_endpoint, probe_s=0.1) as (subscriber, sink):
+        await until(lambda: subscriber.counters.replays >= 5, "the fourth poll")  # the next one is over a second away
+        engine.publish(0)
+        engine.publish(1, heard=False)
+        await until(lambda: len(sink.seen) == 2, "the lost tail", timeout_s=0.7)
+        assert sink.seen == [(0, 0), (1, 1)]
+
+
+@pytest.mark.asyncio
 async def test_unreachable_endpoint_is_named_and_retried_without_haste():
     """Nothing listens: the status names the endpoint, the loop stays idle, and a late engine is found."""
     endpoint = quiet_endpoint()

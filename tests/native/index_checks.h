@@ -404,7 +404,7 @@ static inline void check_many_blocks(index_expectation expect)
     kva_index_free(index);
 }
 
-/* Stamps go around after 2^42 blocks: what is older stays older. */
+/* Stamps go around after 2^38 blocks: what is older stays older. */
 static inline void check_stamps_go_around(index_expectation expect)
 {
     uint64_t handles[400], keys[400];
@@ -416,7 +416,7 @@ static inline void check_stamps_go_around(index_expectation expect)
         keys[i] = kva_mix(i);
     }
     for (size_t half = 0; half < 2; half++) {
-        index->ticks = ((UINT64_C(1) << 32) - 1 + half) * KVA_TICKS_PER_STAMP;
+        index->ticks = ((UINT64_C(1) << 32) - 8 + 8 * half) * KVA_TICKS_PER_STAMP;
         kva_column_add_copies(index, column, 0, handles + 200 * half, 200);
         kva_column_join(index, column, handles + 200 * half, keys + 200 * half, 200, woken);
     }
@@ -425,6 +425,34 @@ static inline void check_stamps_go_around(index_expectation expect)
     for (size_t i = 200; i < 400; i++)
         newer += kva_flat_slot(index->planes[0], keys[i]) != NULL;
     expect(newer == 200, "the older half goes, though its stamps are larger");
+    kva_index_free(index);
+}
+
+/* Ages at removal are counted by their size in stamps, across the wrap-around, and only where a claim goes. */
+static inline void check_removal_ages(index_expectation expect)
+{
+    static const uint32_t waits[] = {0, 1, 2, 3, 4, 1u << 20, UINT32_MAX};
+    static const uint32_t bins[] = {0, 1, 2, 2, 3, 21, 31};
+    uint32_t woken[1], age, sample[8];
+    kva_index *index = kva_index_new(1, 0);
+    kva_column *column = kva_index_add_worker(index, 1, 1);
+    for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) {
+        uint64_t handle = i + 1, key = kva_mix(handle);
+        index->ticks = (UINT64_C(0xfffffffe) - i) * KVA_TICKS_PER_STAMP;
+        kva_column_store(index, column, 0, &handle, &key, 1, woken);
+        index->ticks += (uint64_t)waits[i] * KVA_TICKS_PER_STAMP;
+        expect(kva_column_age(index, column, handle, &age) && age == waits[i], "a block's age");
+        expect(kva_column_sample_ages(index, column, sample, 8) <= 1, "one block is one age at most");
+        uint32_t before = column->removal_ages[bins[i]];
+        kva_column_remove(index, column, 0, &handle, 1);
+        expect(column->removal_ages[bins[i]] == before + 1, "its bin counts the removal");
+        kva_column_remove(index, column, 0, &handle, 1);
+        expect(column->removal_ages[bins[i]] == before + 1, "an unknown removal has no age");
+        expect(!kva_column_age(index, column, handle, &age), "what is gone has no age");
+    }
+    kva_column_forget_all(index, column);
+    for (uint32_t i = 0; i < KVA_AGE_BINS; i++)
+        expect(column->removal_ages[i] == 0, "a new life begins without removals");
     kva_index_free(index);
 }
 
@@ -441,6 +469,7 @@ static inline void check_index(index_expectation expect)
         check_random_calls(seed, 1 + seed % 8, 2400, seed % 2 == 0, seed % 3 == 0, expect);
     check_many_blocks(expect);
     check_stamps_go_around(expect);
+    check_removal_ages(expect);
 }
 
 #endif

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvatlas._native.arguments import AGE_BINS
+
 __all__ = ["Column", "Entry", "NativeBatch"]
 
 
@@ -47,3 +49,5 @@ class Column:
     """Block keys that the engine reported and no event named -> `stored` at that time."""
     unsure: bool = False
     """Whether all of `reported` is in doubt."""
+    removal_ages: list[int] = field(default_factory=lambda: [0] * AGE_BINS)
+    """Removals by age in stamps: bin 0 for 0, bin i for 2^(i-1) to 2^i - 1."""

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Sequence
 from kvatlas._native import _pure
 from kvatlas._native._pure_column import Column, Entry, NativeBatch
 from kvatlas._native._pure_dump import DumpingState
+from kvatlas._native._pure_recency import AgingState
 from kvatlas._native.arguments import (
+    AGE_BINS,
     MAX_PLANES,
     MAX_WORKERS,
     count_blocks,
@@ -30,10 +32,9 @@ __all__ = ["IndexCore"]
 _U64 = (1 << 64) - 1
 _ENTRY_BYTES = 330  # measured: a handle, its entry and its dictionary of copies
 _BLOCK_BYTES = 120  # measured: a key and its row of workers
-_TICKS_PER_STAMP = 1024
 
 
-class IndexCore(DumpingState):
+class IndexCore(DumpingState, AgingState):
     """Residency of blocks on workers.
 
     Args:
@@ -156,6 +157,8 @@ class IndexCore(DumpingState):
             if copies > 1 and not entry.in_doubt:  # in doubt, the last copy may be gone
                 entry.copies[plane] = copies - 1
                 continue
+            if plane == 0 and not entry.in_doubt:
+                self._note_removal(column, entry)
             self._take(column, worker, entry, plane)
             if entry.block_key is None:
                 self._doubt_reported(column, worker)
@@ -200,6 +203,7 @@ class IndexCore(DumpingState):
     def forget_all(self, worker: int, /) -> None:
         """Forget all copies of a worker in every plane, and who waits. Cost: O(blocks of the worker)."""
         self.forget(worker, range(len(self._planes)))
+        self._column(worker).removal_ages = [0] * AGE_BINS
 
     def forget_oldest(self, worker: int, count: int, /) -> int:
         """Forget about `count` blocks of a worker: those no prompt can match first, then those longest without use.
@@ -276,8 +280,8 @@ class IndexCore(DumpingState):
                 alive = still
                 if not alive:
                     break
-            if block_key in holders:
-                self._stamps[block_key] = self._ticks // _TICKS_PER_STAMP
+            if plane == 0 and block_key in holders:
+                self._stamps[block_key] = self._stamp
             depth += 1
         self._ticks += depth
         self._record(found, alive, depth)

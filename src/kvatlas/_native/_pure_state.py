@@ -1,11 +1,9 @@
 """The state of the Python core of the index, and the smallest changes of it."""
 
 from kvatlas._native._pure_column import Column, Entry
-from kvatlas._native.arguments import no_such_plane, no_such_worker, require_u64
+from kvatlas._native.arguments import TICKS_PER_STAMP, no_such_plane, no_such_worker, require_u64
 
 __all__ = ["CoreState"]
-
-_TICKS_PER_STAMP = 1024
 
 
 class CoreState:
@@ -21,6 +19,10 @@ class CoreState:
         self._columns: dict[int, Column] = {}
         self._ticks = 0
         self._charged = 0
+
+    @property
+    def _stamp(self) -> int:
+        return self._ticks // TICKS_PER_STAMP
 
     def _column(self, worker: int) -> Column:
         column = self._columns.get(worker)
@@ -49,7 +51,8 @@ class CoreState:
 
     def _set(self, holders: dict[int, int], block_key: int, worker: int) -> None:
         holders[block_key] = holders.get(block_key, 0) | 1 << worker
-        self._stamps[block_key] = self._ticks // _TICKS_PER_STAMP
+        if holders is self._planes[0]:
+            self._stamps[block_key] = self._stamp
 
     def _take(self, column: Column, worker: int, entry: Entry, plane: int) -> None:
         """All copies of one plane go."""

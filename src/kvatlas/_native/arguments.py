@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from kvatlas.errors import HashingError, IndexStateError
 
 __all__ = [
+    "AGE_BINS",
     "DUMP_COUNTING",
     "DUMP_ENTRY",
     "DUMP_LENGTH",
@@ -18,6 +19,7 @@ __all__ = [
     "MAX_TOKEN_ID",
     "MAX_U32",
     "MAX_WORKERS",
+    "TICKS_PER_STAMP",
     "bad_token_ids",
     "count_blocks",
     "dump_refused",
@@ -48,6 +50,10 @@ _DUMP_FAULTS = {
     DUMP_ENTRY: "the dump of a column is damaged: one of its blocks contradicts itself",
     DUMP_TWICE: "the dump of a column is damaged: a block comes twice",
 }
+TICKS_PER_STAMP = 64
+"""Blocks stored or asked for that make blocks one stamp older."""
+AGE_BINS = 32
+"""Bins of a histogram of ages: 0, then one for each power of two."""
 _SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64

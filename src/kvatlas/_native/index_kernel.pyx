@@ -39,6 +39,7 @@ cdef extern from "index.h":
     enum:
         KVA_MAX_PLANES
         KVA_TABLES
+        KVA_AGE_BINS
 
     ctypedef struct kva_budget:
         size_t used
@@ -62,6 +63,7 @@ cdef extern from "index.h":
         kva_handles *tables
         kva_handles reported
         kva_counts counts
+        uint32_t *removal_ages
 
     ctypedef struct kva_index:
         kva_budget budget
@@ -69,6 +71,7 @@ cdef extern from "index.h":
         kva_flat **shadows
         kva_column **columns
         uint32_t plane_count, worker_words
+        uint64_t ticks
         kva_xxh3_key key
 
     ctypedef struct kva_hit:
@@ -94,6 +97,8 @@ cdef extern from "index.h":
     void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *planes)
     void kva_column_forget_all(kva_index *index, kva_column *column)
     size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count)
+    bint kva_column_age(kva_index *index, const kva_column *column, uint64_t handle, uint32_t *age)
+    size_t kva_column_sample_ages(kva_index *index, const kva_column *column, uint32_t *ages, size_t room)
     void kva_column_doubt(kva_index *index, kva_column *column)
     size_t kva_column_settle(kva_index *index, kva_column *column)
     void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *keys, size_t count, bint certain,
@@ -333,6 +338,30 @@ cdef class IndexCore:
     def shortfall(self, Py_ssize_t worker, /):
         cdef kva_counts *c = &self.column(worker).counts
         return (c.refused + c.forgotten, c.unkeyed)
+
+    @property
+    def ticks(self):
+        return self.c.ticks
+
+    def removal_ages(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        return tuple([column.removal_ages[i] for i in range(KVA_AGE_BINS)])
+
+    def ages(self, Py_ssize_t worker, numbers, /):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words words = _Words(numbers)
+        cdef uint32_t age
+        return [age if kva_column_age(self.c, column, words.data[i], &age) else None for i in range(words.count)]
+
+    def resident_ages(self, Py_ssize_t worker, size_t sample, /):
+        cdef kva_column *column = self.column(worker)
+        cdef uint32_t *ages = <uint32_t *>malloc(sizeof(uint32_t) * (sample + 1))
+        if ages == NULL:
+            raise MemoryError
+        cdef size_t count = kva_column_sample_ages(self.c, column, ages, sample)
+        result = [ages[i] for i in range(count)]
+        free(ages)
+        return result
 
     def entries(self, Py_ssize_t worker, /):
         cdef kva_column *column = self.column(worker)

@@ -14,7 +14,7 @@ from kvatlas import __version__
 from kvatlas.fleet import Cause, Fleet, Trust, Worker
 from kvatlas.gateway import GatewayStats, HistogramSnapshot, StatsSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
-from kvatlas.index import PrefixIndex
+from kvatlas.index import BLOCKS_PER_STAMP, PrefixIndex
 
 __all__ = ["METRICS", "MetricsCollector"]
 
@@ -133,6 +133,13 @@ METRICS = (
         ("worker",),
         "Times that unexplained over-claims put all of a worker's claims in doubt. Should stay 0.",
     ),
+    MetricInfo(
+        "kvatlas_index_removal_age_blocks",
+        "gauge",
+        ("worker", "quantile"),
+        "How old blocks are when the worker removes them: blocks stored or looked up by the whole fleet since their "
+        "last use. Absent below 100 removals.",
+    ),
     MetricInfo("kvatlas_index_resident_blocks", "gauge", ("worker",), "Distinct (block, medium, group) held."),
     MetricInfo(
         "kvatlas_index_orphan_blocks", "gauge", ("worker",), "Blocks that wait for a parent nobody has announced."
@@ -211,6 +218,7 @@ METRICS = (
 )
 
 _Samples = Iterable[tuple[tuple[str, ...], float]]
+_AGE_SHARES = (0.1, 0.5, 0.9)
 
 
 class MetricsCollector(Collector):
@@ -310,6 +318,7 @@ class MetricsCollector(Collector):
             "kvatlas_index_unpaired_blocks_total": each(lambda w: index.stats(w.worker_id).unpaired_blocks),
             "kvatlas_index_dropped_orphan_blocks_total": each(lambda w: index.stats(w.worker_id).dropped_orphan_blocks),
             "kvatlas_index_unkeyed_blocks": each(lambda w: index.stats(w.worker_id).unkeyed_now),
+            "kvatlas_index_removal_age_blocks": self._removal_ages,
             "kvatlas_index_resident_blocks": each(lambda w: index.stats(w.worker_id).resident_now),
             "kvatlas_index_orphan_blocks": each(lambda w: index.stats(w.worker_id).orphans_now),
             "kvatlas_index_unknown_removals_total": each(lambda w: index.stats(w.worker_id).unknown_removals),
@@ -333,6 +342,14 @@ class MetricsCollector(Collector):
             "kvatlas_stream_connections_total": connection("connections"),
             **self._audit_values(each),
         }
+
+    def _removal_ages(self) -> _Samples:
+        for worker in self._fleet.workers:
+            curve = worker.recency.curve if worker.recency else None
+            for share in _AGE_SHARES:
+                age = curve.removal_age(share) if curve else None
+                if age is not None:
+                    yield (worker.worker_id, str(share)), age * BLOCKS_PER_STAMP
 
     def _audit_values(
         self, each: Callable[[Callable[[Worker], float]], Callable[[], _Samples]]

@@ -3,7 +3,7 @@
 import msgspec
 
 from kvatlas.fleet import Worker
-from kvatlas.index import PrefixIndex
+from kvatlas.index import BLOCKS_PER_STAMP, PrefixIndex
 
 __all__ = ["WorkerView", "view_worker"]
 
@@ -40,6 +40,8 @@ class IndexView(msgspec.Struct):
     removed_blocks: int
     unknown_removals: int
     unpaired_blocks: int
+    removal_age_blocks: int | None = None
+    """Median age at removal, in blocks that the whole fleet stored or looked up since the last use."""
 
 
 class LoadView(msgspec.Struct):
@@ -114,6 +116,7 @@ def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
             stats.removed_blocks,
             stats.unknown_removals,
             stats.unpaired_blocks,
+            _removal_age(worker),
         ),
         load=LoadView(
             load.in_flight,
@@ -136,6 +139,11 @@ def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
             audit.reported_tokens,
         ),
     )
+
+
+def _removal_age(worker: Worker) -> int | None:
+    age = worker.recency.curve.removal_age(0.5) if worker.recency else None
+    return None if age is None else round(age * BLOCKS_PER_STAMP)
 
 
 def _view_stream(worker: Worker, now_s: float) -> StreamView | None:

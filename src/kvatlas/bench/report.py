@@ -14,7 +14,7 @@ class BenchRow(msgspec.Struct, frozen=True):
 
     work: str
     unit: str
-    """What `ours` and `peer_value` count; less is better unless it ends in `/s`."""
+    """What `ours` and `peer_value` count; less is better unless it ends in `/s`, or is an area under a curve."""
     ours: float
     peer: str | None = None
     peer_value: float | None = None

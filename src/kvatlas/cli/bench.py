@@ -12,8 +12,10 @@ from kvatlas.bench.index_check import check_index
 from kvatlas.bench.index_kit import PATTERNS
 from kvatlas.bench.ingest import INGEST_PEERS, run_ingest_bench
 from kvatlas.bench.prefix_cache import run_prefix_cache_bench
+from kvatlas.bench.recency import run_recency_bench
 from kvatlas.cli.output import print_json, print_table
 from kvatlas.errors import ConfigError
+from kvatlas.routing import POLICY_NAMES
 
 __all__ = ["command"]
 
@@ -195,6 +197,34 @@ def prefix_cache(
         files, against=against, interpreter=interpreter, rounds=rounds, num_requests=requests
     )
     _print(report, as_json=as_json)
+
+
+@command.command()
+@click.option(
+    "--recordings",
+    type=click.Path(path_type=Path),
+    default=_RECORDINGS,
+    show_default=True,
+    help="Folder of recorded cache operations; its full-*.jsonl are scored, if there are any.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(POLICY_NAMES),
+    default=("cost", "round_robin"),
+    show_default=True,
+    help="Who routes on the simulated fleets.",
+)
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=2, show_default=True, help="Runs of each, with seeds 0, 1..."
+)
+@click.option("--requests", type=click.IntRange(min=1), default=1500, show_default=True, help="Requests of each run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def recency(*, recordings: Path, policies: tuple[str, ...], seeds: int, requests: int, as_json: bool) -> None:
+    """How well the age of blocks tells which one an engine removes next: area under the ROC curve, 0.5 is chance."""
+    files = sorted(recordings.glob("full-*.jsonl"))
+    _print(run_recency_bench(files, policies=policies, seeds=seeds, requests=requests), as_json=as_json)
 
 
 def _print(report: BenchReport, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "bench": ("kvatlas.cli.bench", "Measure what we cost, beside a peer in the same run."),
+    "chaos": ("kvatlas.cli.chaos", "Break event streams on purpose; hold the index against what engines truly hold."),
     "demo": ("kvatlas.cli.demo", "Simulated fleet, gateway and load: round robin against cost, in one table."),
     "events": ("kvatlas.cli.events", "Look at KV event streams: replay a recording, tail a live one."),
     "hash": ("kvatlas.cli.hash", "Print the block hashes an engine computes for token ids."),

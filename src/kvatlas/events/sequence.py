@@ -125,7 +125,12 @@ class SequenceTracker:
     @property
     def is_live(self) -> bool:
         """Whether all up to `last_seq` was applied or reported lost, and nothing known of is missing."""
-        return self._settled
+        return self._settled and not self._has_hole()
+
+    @property
+    def held_batches(self) -> int:
+        """Batches that wait for others."""
+        return len(self._held)
 
     @property
     def replay_token(self) -> int | None:
@@ -176,6 +181,7 @@ class SequenceTracker:
             self._apply(steps, seq, payload, ts)
         elif self._can_replay:
             self._settled = False
+            self._attempts = 0  # what earlier questions did not bring has nothing to do with this hole
             self._hold(seq, payload)
             self._ask(steps)
         else:
@@ -327,6 +333,8 @@ class SequenceTracker:
 
     def _apply(self, steps: list[Step], seq: int, payload: bytes, ts: float) -> None:
         self._last, self._last_ts, self._resumed = seq, ts, False
+        if seq == self._live_seq:
+            self._settled = True  # an unbroken row up to the newest live batch proves as much as an end marker
         self._digests[seq % self._limits.remembered] = payload_digest(payload)
         steps.append(Apply(seq, payload))
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from kvatlas._native import xxh3_64
 from kvatlas.events.codec import peek_ts
 
@@ -34,9 +36,8 @@ def payload_digest(payload: bytes) -> int:
     return xxh3_64(payload, 0) or 1
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Apply this batch now: it follows the one before, or a loss that was reported."""
+class Apply(msgspec.Struct, frozen=True, gc=False):
+    """Apply this batch now: it follows the one before, or a loss that was reported. A Struct: there is one a batch."""
 
     seq: int
     payload: bytes

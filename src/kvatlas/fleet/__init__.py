@@ -10,6 +10,7 @@ from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
 from kvatlas.fleet.load import LoadLedger, Ticket
+from kvatlas.fleet.recency import FleetRecency, RecencyWatch, SurvivalCurve
 from kvatlas.fleet.silence import Silence, SilenceWatch, TrafficCount
 from kvatlas.fleet.snapshot_keeper import SnapshotKeeper, SnapshotStats, fleet_snapshot, new_file
 from kvatlas.fleet.source import EventSource, SourceStats
@@ -35,16 +36,19 @@ __all__ = [
     "EventSource",
     "EventSources",
     "Fleet",
+    "FleetRecency",
     "FleetSpeed",
     "HealthMonitor",
     "LoadLedger",
     "PredictionAudit",
     "PrefillSpeed",
+    "RecencyWatch",
     "Silence",
     "SilenceWatch",
     "SnapshotKeeper",
     "SnapshotStats",
     "SourceStats",
+    "SurvivalCurve",
     "Ticket",
     "TrafficCount",
     "Trust",

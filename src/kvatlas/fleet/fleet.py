@@ -14,6 +14,7 @@ from kvatlas.fleet.discovery import EventDiscovery, EventSources
 from kvatlas.fleet.follower import EventFollower
 from kvatlas.fleet.health import HealthMonitor
 from kvatlas.fleet.load import LoadLedger
+from kvatlas.fleet.recency import FleetRecency
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
 from kvatlas.fleet.trust import TrustState
 from kvatlas.fleet.warm_start import WarmStart, WorkerPast
@@ -55,6 +56,7 @@ class Fleet:
         self._clock = clock
         self._warm_start = warm_start
         self._speed = FleetSpeed(config.prefill_tokens_per_s)
+        self._recency = FleetRecency(index, clock)
         self._session: aiohttp.ClientSession | None = None
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, _Running] = {}
@@ -123,6 +125,7 @@ class Fleet:
         load = LoadLedger(self._clock, speed, decode_step_s=settings.decode_step_s)
         trust = TrustState(since_s=self._clock.monotonic_s())
         worker = Worker(worker_id, config, host, port, base_path, load, trust, models=config.models)
+        worker.recency = self._recency.watch(worker_id)
         self._workers[worker_id] = worker
         asks = config.events is None and settings.discover_events
         follower = EventFollower(

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from kvatlas.config import WorkerConfig
 from kvatlas.fleet.audit import PredictionAudit
 from kvatlas.fleet.load import LoadLedger
+from kvatlas.fleet.recency import RecencyWatch
 from kvatlas.fleet.silence import TrafficCount
 from kvatlas.fleet.source import EventSource
 from kvatlas.fleet.trust import TrustState
@@ -69,6 +70,8 @@ class Worker:
     """Unix time since when it has been healthy without a break; None while it is not."""
     gauges: EngineGauges = field(default_factory=EngineGauges)
     audit: PredictionAudit = field(default_factory=PredictionAudit)
+    recency: RecencyWatch | None = None
+    """How old its blocks get; None where nobody asks."""
 
     @property
     def base_url(self) -> str:

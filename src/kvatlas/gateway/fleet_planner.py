@@ -318,12 +318,15 @@ def _books_of(plan: Plan) -> Books | None:
 def _candidate(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
     load = worker.load
     claimed = hit_tokens + doubted_tokens
+    queued_tokens = load.queued_prefill_tokens
     credit = worker.trust.level.credit(hit_tokens, doubted_tokens)
+    if credit and worker.recency is not None:  # what the queue ahead stores may push part of the hit out
+        credit *= worker.recency.surviving_share(queued_tokens)
     return Candidate(
         worker_id=worker.worker_id,
         hit_tokens=claimed,
         confidence=credit / claimed if claimed else float(worker.trust.level.is_credited),
-        queued_prefill_tokens=load.queued_prefill_tokens,
+        queued_prefill_tokens=queued_tokens,
         running_requests=load.in_flight + worker.foreign_running,
         waiting_requests=worker.foreign_waiting,
         kv_usage=worker.gauges.kv_usage,

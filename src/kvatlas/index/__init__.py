@@ -11,6 +11,7 @@ from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import GroupProfile, WorkerMatch
 from kvatlas.index.memory import MemoryStats
 from kvatlas.index.prefix_index import PrefixIndex
+from kvatlas.index.recency import BLOCKS_PER_STAMP, RecencyCounts
 from kvatlas.index.snapshot import (
     SNAPSHOT_VERSION,
     Snapshot,
@@ -22,6 +23,7 @@ from kvatlas.index.snapshot import (
 )
 
 __all__ = [
+    "BLOCKS_PER_STAMP",
     "SNAPSHOT_VERSION",
     "Applied",
     "ColumnState",
@@ -33,6 +35,7 @@ __all__ = [
     "MemoryStats",
     "Moment",
     "PrefixIndex",
+    "RecencyCounts",
     "Snapshot",
     "SnapshotHead",
     "WorkerMatch",

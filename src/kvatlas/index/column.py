@@ -22,8 +22,9 @@ from kvatlas import _native
 from kvatlas._native import IndexCore
 from kvatlas.errors import HashingError
 from kvatlas.events import BlockRemoved, BlockStored, plain_token_ids
-from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher
+from kvatlas.hashing import NO_BLOCK_EXTRAS, BlockExtras, BlockKeyHasher, RequestExtras
 from kvatlas.index.column_state import ColumnState, ColumnStats
+from kvatlas.index.digests import DigestBook
 from kvatlas.index.doubts import DoubtBook
 from kvatlas.index.groups import GroupBook
 from kvatlas.index.orphans import OrphanPool, Run
@@ -55,6 +56,7 @@ class WorkerColumn:
         "_unprovable",
         "bit",
         "configured_block_size",
+        "digests",
         "doubts",
         "groups",
         "number",
@@ -85,6 +87,7 @@ class WorkerColumn:
         self.other_media: set[str] = set()
         self.orphans = OrphanPool(max_orphan_blocks, core.charge)
         self.doubts = DoubtBook(core, number)
+        self.digests = DigestBook(core)
         self._core = core
         self._planes = planes
         self._hasher = hasher
@@ -145,6 +148,7 @@ class WorkerColumn:
         self.orphans.clear()
         self.groups.clear()
         self.other_media.clear()
+        self.digests.reset()
         self._is_empty()
 
     def state(self) -> ColumnState:
@@ -194,10 +198,24 @@ class WorkerColumn:
         """After events: end what a turnover ends."""
         if self.doubts.settle():
             self._complete_at = self._missing  # what nobody told is gone, too, or was in use and so reported
+        if self.orphans.may_wait_in_vain:
+            self.drop_orphans(self.orphans.limit_for(self._core.shortfall(self.number)[1]))
 
     def wake(self, woken: Iterable[tuple[int, int]]) -> None:
         """Join the runs that waited for these handles, whose block keys are now known."""
         self._join([(run, key) for number, key in woken for run in self.orphans.take(number)])
+
+    def place_orphans(self, token_ids: Sequence[int], extras: RequestExtras, block_keys: "array[int]") -> int:
+        """Give waiting blocks their keys where the prompt of these keys proves them. Returns how many: `DigestBook`."""
+        size = self.block_size
+        if not self.orphans.blocks_now or size is None:
+            return 0
+        before = self._core.shortfall(self.number)[1]
+        prompt = token_ids[: len(block_keys) * size]
+        numbers = self.digests.numbers(prompt, size, extras, self.orphans)
+        keys = block_keys[: len(numbers)]
+        self.wake([(numbers[place], keys[place]) for place in self._core.join(self.number, numbers, keys)])
+        return before - self._core.shortfall(self.number)[1]
 
     def drop_orphans(self, max_blocks: int) -> None:
         """End the oldest waits until at most `max_blocks` wait."""

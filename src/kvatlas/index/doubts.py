@@ -40,11 +40,13 @@ class Healed:
         confirmed_blocks: doubts that ended.
         adopted_blocks: blocks that no event named and the engine holds.
         refuted_blocks: doubted claims that were wrong.
+        placed_blocks: blocks of unknown content that the prompt's digests made known.
     """
 
     confirmed_blocks: int = 0
     adopted_blocks: int = 0
     refuted_blocks: int = 0
+    placed_blocks: int = 0
 
 
 class DoubtBook:
@@ -169,7 +171,7 @@ class DoubtBook:
         counts = self._core.counts(self._number)
         return Moment(self.epoch, counts[_REMOVED] + counts[_UNKNOWN_REMOVALS], counts[_STORED])
 
-    def heal(self, block_keys: Sequence[int], cached_blocks: int, sent: Moment) -> Healed:
+    def heal(self, block_keys: Sequence[int], cached_blocks: int, sent: Moment, *, placed_blocks: int = 0) -> Healed:
         """Take an engine's count of cached blocks for its word.
 
         Args:
@@ -177,14 +179,15 @@ class DoubtBook:
             cached_blocks: how many of them the engine had when the request came.
             sent: when it was sent. A report from before a loss or a clear says nothing any more; after removals since,
                 blocks that no event named are adopted in doubt only.
+            placed_blocks: passed on.
         """
         now = self.moment()
         if sent.epoch != now.epoch:
-            return Healed()
+            return Healed(placed_blocks=placed_blocks)
         self._turnover_blocks = max(self._turnover_blocks, self._core.counts(self._number)[_RESIDENT])
         self._healed_since = True
         certain = sent.removals == now.removals
         confirmed, adopted = self._core.confirm(self._number, block_keys[:cached_blocks], certain=certain)
         refuted = self._core.refute(self._number, block_keys[cached_blocks:])
         self._look_for_business()
-        return Healed(confirmed, adopted, refuted)
+        return Healed(confirmed, adopted, refuted, placed_blocks)

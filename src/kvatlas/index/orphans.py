@@ -10,6 +10,7 @@ from kvatlas.hashing import BlockExtras
 __all__ = ["OrphanPool", "Run"]
 
 _WORD_BYTES = 8
+_FEW_BLOCKS = 1024
 _RUN_BYTES = 400  # measured: the objects of one run, its place in the pool
 
 
@@ -51,6 +52,23 @@ class OrphanPool:
         """Blocks that ever waited."""
         self.dropped_blocks = 0
         """Blocks whose wait was ended for want of room."""
+
+    @property
+    def may_wait_in_vain(self) -> bool:
+        """Whether so many blocks wait that it is worth a look how many of them are resident still."""
+        return self.blocks_now > _FEW_BLOCKS
+
+    def limit_for(self, resident: int) -> int:
+        """How many blocks should go on waiting, when so many blocks without a key are resident.
+
+        Nobody tells the pool of removals: of twice as many, half wait in vain. The oldest are given up, as an LRU pool
+        does.
+        """
+        return self.blocks_now if self.blocks_now <= 2 * resident + _FEW_BLOCKS else resident + _FEW_BLOCKS // 2
+
+    def __contains__(self, handle: object) -> bool:
+        """Whether somebody waits for a handle."""
+        return handle in self._waiting
 
     def add(self, parent: int, run: Run) -> list[int]:
         """Have a run wait for a handle.

@@ -23,6 +23,7 @@ from kvatlas.index.match import WorkerMatch
 from kvatlas.index.matching import PromptMatcher, worker_bits
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Plane, Planes
+from kvatlas.index.recency import RecencyCounts, read_ages, read_recency
 
 __all__ = ["PrefixIndex"]
 
@@ -280,7 +281,8 @@ class PrefixIndex:
         """Learn from an engine's own count of cached tokens.
 
         The first `cached_tokens` of the prompt are on the worker: doubts about them end, and blocks that no event named
-        are claimed from now on. What was claimed beyond, in doubt, is not there.
+        are claimed from now on. What was claimed beyond, in doubt, is not there. Blocks that wait for a parent no event
+        named get their place where the prompt's own digests prove it.
 
         Args:
             token_ids: the prompt.
@@ -297,7 +299,9 @@ class PrefixIndex:
             return Healed()
         concerned = max(cached_tokens, claimed_tokens) // size
         matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
-        return column.doubts.heal(matcher.all_keys()[:concerned], cached_tokens // size, sent)
+        keys = matcher.all_keys()
+        placed = column.place_orphans(token_ids, extras, keys)
+        return column.doubts.heal(keys[:concerned], cached_tokens // size, sent, placed_blocks=placed)
 
     def claims(self, worker_id: str, token_ids: Sequence[int], *, extras: RequestExtras = NO_EXTRAS) -> bytes:
         """What is claimed of each block of a prompt in the worker's first group on the device.
@@ -312,9 +316,29 @@ class PrefixIndex:
         matcher = PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
         return self._core.held(DEVICE_PLANE, column.number, matcher.all_keys())
 
+    def claimed(self, worker_id: str, block_keys: Sequence[int]) -> bytes:
+        """What is claimed of each block, by its key; see `claims`. Cost: O(blocks), an array is read where it lies."""
+        return self._core.held(DEVICE_PLANE, self._column(worker_id).number, block_keys)
+
     def stats(self, worker_id: str) -> ColumnStats:
         """The worker's counters as they stand."""
         return self._column(worker_id).stats
+
+    def recency(self, worker_id: str, sample: int) -> RecencyCounts:
+        """How old the worker's blocks were when it removed them, and how old those are that it holds.
+
+        Args:
+            sample: most ages of resident blocks.
+        """
+        return read_recency(self._core, self._column(worker_id).number, sample)
+
+    def ages(self, worker_id: str, block_hashes: Sequence[int | bytes]) -> list[int | None]:
+        """How long blocks went without use, in stamps; None where the worker does not surely hold the block.
+
+        Args:
+            block_hashes: the engine's own, as in its events.
+        """
+        return read_ages(self._core, self._column(worker_id).number, block_hashes)
 
     def find(self, block_keys: Sequence[int], *, worker_ids: Iterable[str] | None = None) -> dict[str, int]:
         """How many leading blocks of a chain each worker holds on its device, in its first KV cache group.

@@ -30,8 +30,7 @@ Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
 _MESSAGES_PER_TURN = 256
 _ASK_SPACING_S = 0.05
-# Probes in a row that bring batches which should have come live: one may be a lost last batch, two are a wrong topic.
-_LATE_PROBES = 2
+_LATE_PROBES = 2  # probes in a row that bring what should have come live: one may be a lost tail, two are a wrong topic
 
 
 class ZmqEventSubscriber:
@@ -249,6 +248,8 @@ class ZmqEventSubscriber:
 
     def _on_live(self, seq: int, payload: bytes) -> None:
         self._quiet_since_s = self._loop.time()
+        if self._probe_after_s > self._config.probe_s:  # else a lost tail waits for the timer of a quieter time
+            self._set_timer("probe", self._config.probe_s, self._probe_if_quiet)
         self._probe_after_s = self._config.probe_s
         self._late_probes = 0
         self._probed_seq = None

@@ -354,6 +354,40 @@ def test_probe_finds_a_lost_tail(tracker):
     assert applied(replay(tracker, [4, 5])) == [5]
 
 
+def test_a_hole_during_a_probe_is_known_at_once(tracker):
+    """The next live batch shows the hole; that a probe still waits for its answer must not keep the stream live."""
+    tracker.probe()
+    assert tracker.is_live
+    assert live(tracker, [6]) == []
+    assert not tracker.is_live
+    assert applied(replay(tracker, [4, 5])) == [5, 6]
+    assert tracker.is_live
+
+
+def test_a_quiet_probe_takes_no_patience_from_the_next_hole(tracker):
+    """A probe that found nothing missing was no failure: a hole later is asked for at once, and as often as any."""
+    tracker.probe()
+    replay(tracker, [4])
+    (ask,) = live(tracker, [6])
+    assert (ask.from_seq, ask.attempt) == (4, 0)
+
+
+def test_a_replay_that_never_ends_does_not_hold_up_a_live_stream():
+    """Batches in a row from 0 to the newest live one are everything, whether or not the replay answers."""
+    tracker = SequenceTracker(can_replay=True)
+    tracker.connected()
+    assert applied(live(tracker, [0, 1])) == [0, 1]
+    assert tracker.is_live
+
+
+def test_a_lost_end_marker_does_not_hold_up_a_stream_that_was_mended(tracker):
+    """The hole is filled and the newest live batch applied: the marker has nothing to add."""
+    assert applied(live(tracker, [6])) == []
+    token = tracker.replay_token
+    assert applied(tracker.replayed(token, 4, batch(4)) + tracker.replayed(token, 5, batch(5))) == [5, 6]
+    assert tracker.is_live
+
+
 def test_probe_without_replay_does_nothing():
     """There is nobody to ask."""
     assert SequenceTracker(can_replay=False).probe() == []

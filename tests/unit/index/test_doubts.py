@@ -195,6 +195,14 @@ class TestAdoption:
         index.heal("w", PROMPT, 12, index.moment("w"), claimed_tokens=16)
         assert claims(index) == (3, 0)
 
+    def test_the_removal_of_an_orphan_puts_them_in_doubt(self, index: PrefixIndex) -> None:
+        """A block that waits for its parent may be one that a report made known by content."""
+        index.apply("w", stored(4, 4))
+        index.heal("w", PROMPT, 32, index.moment("w"))
+        assert claims(index) == (8, 0)
+        index.apply("w", removed(5))
+        assert claims(index) == (0, 8)
+
     def test_they_end_with_a_turnover_without_use(self, index: PrefixIndex) -> None:
         """A block nobody names and nobody uses is gone after one turnover; one that is used stays."""
         index.heal("w", PROMPT, 16, index.moment("w"))

@@ -202,6 +202,20 @@ class TestOrphans:
         assert hits(index)["a"] == 16
         assert index.stats("a").orphans_now == 0
 
+    def test_runs_that_wait_in_vain_are_given_up(self) -> None:
+        """Removed orphans leave the pool once many wait; those still resident stay and join when their parent comes."""
+        index = PrefixIndex(BlockKeyHasher(seed=1))
+        index.add_worker("a", block_size=4)
+        for parent in range(10_000, 14_000):
+            block = parent + 10_000
+            index.apply("a", BlockStored([block], parent, [1, 2, 3, parent], 4, medium="GPU"))
+            if parent < 13_900:
+                index.apply("a", BlockRemoved([block], medium="GPU"))
+            assert index.stats("a").orphans_now <= 1024 + 2 * index.stats("a").unkeyed_now
+        assert index.stats("a").unkeyed_now == 100
+        index.apply("a", BlockStored([13_999], None, [5, 6, 7, 8], 4, medium="GPU"))
+        assert index.match([5, 6, 7, 8, 1, 2, 3, 13_999, 0])["a"].hit_blocks == 2
+
     def test_removed_orphan_does_not_come_back(self, index: PrefixIndex) -> None:
         """A block removed while it waited stays gone when its parent appears."""
         index.apply("a", stored(1, 1))

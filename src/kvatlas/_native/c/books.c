@@ -1,6 +1,8 @@
 /* How a worker's events change its column and the planes. */
 #include "index.h"
 
+#include <string.h>
+
 enum { AHEAD = 12 }; /* blocks whose memory is asked for before their turn */
 
 static kva_handles *table_of(kva_column *column, uint64_t handle)
@@ -237,6 +239,8 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
         if (copies > 1)
             continue;
         column->counts.resident--;
+        if (plane == 0 && (table->marks[place] & (KVA_KEYED | KVA_DOUBT)) == KVA_KEYED)
+            kva_note_removal(index, column, table->entries[place].key);
         if (table->marks[place] & KVA_KEYED)
             kva_unclaim(index, column, plane, table->entries[place].key, table->marks[place] & KVA_DOUBT);
         else
@@ -352,6 +356,7 @@ void kva_column_forget_all(kva_index *index, kva_column *column)
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         forget_table(index, column, &column->tables[i]);
     kva_drop_reported(index, column);
+    memset(column->removal_ages, 0, sizeof column->removal_ages);
     column->counts.resident = 0;
     column->counts.unkeyed = 0;
     column->counts.doubted = 0;

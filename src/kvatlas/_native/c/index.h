@@ -22,7 +22,7 @@ typedef struct {
     int64_t doubted;                             /* level: blocks in doubt */
 } kva_counts;
 
-enum { KVA_MAX_NAME = 47, KVA_MAX_PROFILES = 16 };
+enum { KVA_MAX_NAME = 47, KVA_MAX_PROFILES = 16, KVA_AGE_BINS = 32 };
 
 typedef struct {
     uint8_t given, length;
@@ -47,6 +47,7 @@ typedef struct {
     kva_handles reported; /* block keys that the engine reported and no event named -> `stored` at that time */
     uint32_t unsure;      /* whether all of `reported` is in doubt */
     kva_counts counts;
+    uint32_t removal_ages[KVA_AGE_BINS]; /* removals by age in stamps: bin 0 for 0, bin i for 2^(i-1) to 2^i - 1 */
 } kva_column;
 
 typedef struct {
@@ -60,7 +61,7 @@ typedef struct {
     kva_xxh3_key key;
 } kva_index;
 
-enum { KVA_TICKS_PER_STAMP = 1024 };
+enum { KVA_TICKS_PER_STAMP = 64 };
 
 /* NULL when there is no memory. `max_bytes` 0: no cap. */
 kva_index *kva_index_new(uint64_t seed, size_t max_bytes);
@@ -106,6 +107,13 @@ int kva_column_forget_entry(kva_index *index, kva_column *column, kva_handles *t
 /* Forget about `count` blocks, those without a key first, then those longest without use. Returns how many went. */
 size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count);
 
+/* 1 and the age, in stamps, of a block claimed without doubt in plane 0; 0 when there is no such claim. */
+int kva_column_age(kva_index *index, const kva_column *column, uint64_t handle, uint32_t *age);
+
+/* The ages of some such blocks, spread evenly over the books. Writes at most `room`, returns how many. O(room) when the
+   books are well filled. */
+size_t kva_column_sample_ages(kva_index *index, const kva_column *column, uint32_t *ages, size_t room);
+
 /* Put all a worker holds in doubt. O(blocks of the worker). */
 void kva_column_doubt(kva_index *index, kva_column *column);
 
@@ -129,10 +137,11 @@ int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t
 /* A plane's shadow, made when it is first needed; NULL when there is no memory. */
 kva_flat *kva_index_shadow(kva_index *index, uint32_t plane);
 
-/* Used by books.c and doubt.c. */
+/* Used by books.c, doubt.c and recency.c. */
 void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
 void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key);
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
+void kva_note_removal(kva_index *index, kva_column *column, uint64_t key);
 void kva_drop_reported(kva_index *index, kva_column *column);
 void kva_doubt_reported(kva_index *index, kva_column *column);
 
