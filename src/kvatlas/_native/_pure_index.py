@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from kvatlas._native import _pure
 from kvatlas._native._pure_column import Column, Entry, NativeBatch
-from kvatlas._native._pure_dump import DumpingState
 from kvatlas._native._pure_recency import AgingState
 from kvatlas._native.arguments import (
     MAX_PLANES,
@@ -33,7 +32,7 @@ _ENTRY_BYTES = 330  # measured: a handle, its entry and its dictionary of copies
 _BLOCK_BYTES = 120  # measured: a key and its row of workers
 
 
-class IndexCore(DumpingState, AgingState):
+class IndexCore(AgingState):
     """Residency of blocks on workers.
 
     Args:
