@@ -100,7 +100,7 @@ def test_removals_of_what_was_given_up_do_no_harm(index: PrefixIndex) -> None:
 
 def test_runs_without_parent_go_first() -> None:
     """What matches nothing is given up before what does."""
-    cap = 2 * MEBIBYTE if backend_name().startswith("native") else 24 * MEBIBYTE  # Python's objects are larger
+    cap = 2 * MEBIBYTE if backend_name().startswith("native") else 21 * MEBIBYTE  # Python's objects are larger
     index = PrefixIndex(BlockKeyHasher(seed=1), max_bytes=cap)
     index.add_worker("a", block_size=BLOCK)
     fill(index, "a", range(200))
