@@ -5,6 +5,8 @@ index's claims are compared with the contents of every engine's cache.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -37,10 +39,9 @@ __all__ = ["command"]
 def command(*, faults: tuple[str, ...], seed: int, workers: int, requests: int, num_blocks: int, as_json: bool) -> None:
     """Run every set of faults; exit with 1 when a guarantee is broken."""
     settings = ChaosSettings(workers=workers, requests=requests, num_blocks=num_blocks, seed=seed)
-    logging.getLogger("kvatlas").setLevel(logging.ERROR)  # losing trust is what is asked for here
     names = faults or DEFAULT_SCENARIOS
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=as_json, transient=True) as progress:
+    with _quiet_log(), Progress(*columns, console=console, disable=as_json, transient=True) as progress:
         task = progress.add_task("", total=len(names))
         report = run_chaos(settings, names, on_row=lambda _: progress.advance(task))
     if as_json:
@@ -49,6 +50,18 @@ def command(*, faults: tuple[str, ...], seed: int, workers: int, requests: int, 
         _print(report, settings)
     if not report.is_kept:
         raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Lost trust is what is asked for here: not worth a line each."""
+    log = logging.getLogger("kvatlas")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _print(report: ChaosReport, settings: ChaosSettings) -> None:

@@ -130,15 +130,16 @@ static kva_applied store(kva_index *index, kva_column *column, uint32_t plane, c
     /* Whether hash i surely covers tokens [i * block_size, (i + 1) * block_size). */
     int is_paired = event->block_size > 0 && event->token_count / event->block_size == blocks &&
                     event->token_count % event->block_size == 0;
-    uint64_t key = column->root_key;
-    if (is_paired && blocks && event->parent.kind != KVA_HANDLE_NONE &&
-        !kva_column_key(column, number_of(index, &event->parent), &key))
-        return KVA_NEEDS_HELP;
     if (!reserve(applier, event->token_count + 3 * blocks + 1))
         return KVA_NEEDS_HELP;
     uint64_t *numbers = applier->words, *keys = numbers + blocks, *token_ids = keys + blocks;
     uint32_t *positions = (uint32_t *)(token_ids + event->token_count);
     read_numbers(index, batch, event, numbers);
+    kva_column_prefetch(column, numbers, blocks); /* comes while the tokens are read and hashed */
+    uint64_t key = column->root_key;
+    if (is_paired && blocks && event->parent.kind != KVA_HANDLE_NONE &&
+        !kva_column_key(column, number_of(index, &event->parent), &key))
+        return KVA_NEEDS_HELP;
     if (!is_paired) {
         kva_column_add_copies(index, column, plane, numbers, blocks);
         column->counts.unpaired += blocks;

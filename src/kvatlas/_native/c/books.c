@@ -120,8 +120,7 @@ void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane,
 {
     index->ticks += count;
     column->counts.stored += count;
-    for (size_t i = 0; i < count && i < AHEAD; i++)
-        prefetch_handle(column, handles[i]);
+    kva_column_prefetch(column, handles, count);
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count)
             prefetch_handle(column, handles[i + AHEAD]);
@@ -170,16 +169,20 @@ static void store_new(kva_index *index, kva_column *column, kva_handles *table, 
     kva_claim(index, column, 0, key, 0);
 }
 
+void kva_column_prefetch(kva_column *column, const uint64_t *handles, size_t count)
+{
+    for (size_t i = 0; i < count && i < AHEAD; i++)
+        prefetch_handle(column, handles[i]);
+}
+
 size_t kva_column_store(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles,
                         const uint64_t *keys, size_t count, uint32_t *woken)
 {
     size_t waking = 0;
     index->ticks += count;
     column->counts.stored += count;
-    for (size_t i = 0; i < count && i < AHEAD; i++) {
-        prefetch_handle(column, handles[i]);
+    for (size_t i = 0; i < count && i < AHEAD; i++)
         kva_flat_prefetch(index->planes[plane], keys[i]);
-    }
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count) {
             prefetch_handle(column, handles[i + AHEAD]);
@@ -219,8 +222,7 @@ size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *han
 
 void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles, size_t count)
 {
-    for (size_t i = 0; i < count && i < AHEAD; i++)
-        prefetch_handle(column, handles[i]);
+    kva_column_prefetch(column, handles, count);
     for (size_t i = 0; i < count; i++) {
         if (i + AHEAD < count)
             prefetch_handle(column, handles[i + AHEAD]);

@@ -82,6 +82,9 @@ void kva_column_add_copies(kva_index *index, kva_column *column, uint32_t plane,
 size_t kva_column_join(kva_index *index, kva_column *column, const uint64_t *handles, const uint64_t *keys, size_t count,
                        uint32_t *woken);
 
+/* Ask for the memory of the first of these handles before they are needed. */
+void kva_column_prefetch(kva_column *column, const uint64_t *handles, size_t count);
+
 /* Both at once: a store whose blocks' keys are known. */
 size_t kva_column_store(kva_index *index, kva_column *column, uint32_t plane, const uint64_t *handles,
                         const uint64_t *keys, size_t count, uint32_t *woken);
