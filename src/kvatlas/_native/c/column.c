@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Full at 4/5, doubled while small and then grown by 3/10: memory counts here, there is one entry for every block on every
+/* Full at 4/5, doubled while small and then grown by a fifth: memory counts here, there is one entry for every block on every
    worker, but the last few places cost long searches, and each step moves all entries. */
 enum { FIRST_ENTRIES = 32, SMALL_ENTRIES = 1024, FULL_NUMERATOR = 4, FULL_DENOMINATOR = 5, FIRST_OTHERS = 16 };
 
@@ -62,7 +62,7 @@ static int grow(kva_handles *table, uint64_t handle)
 {
     if (!table->capacity)
         return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 10 / KVA_TABLES);
-    uint32_t more = table->capacity < SMALL_ENTRIES ? table->capacity : table->capacity / 10 * 3;
+    uint32_t more = table->capacity < SMALL_ENTRIES ? table->capacity : table->capacity / 5;
     return table->capacity <= UINT32_MAX / 2 && resize(table, table->capacity + more);
 }
 

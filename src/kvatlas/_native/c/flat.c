@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Full at 13/16, doubled while small and then grown by 2/5; shrunk below 1/4 to twice the need. */
+/* Full at 13/16, doubled while small and then grown by a quarter; shrunk below 1/4 to twice the need. */
 enum { FIRST_SLOTS = 16, SMALL_SLOTS = 512, FULL_NUMERATOR = 13, FULL_DENOMINATOR = 16 };
 
 static uint32_t limit_of(uint32_t capacity)
@@ -41,7 +41,7 @@ static int grow(kva_flat *flat, kva_segment *segment)
 {
     if (!segment->slots)
         return resize(flat, segment, first_capacity(flat, segment));
-    uint32_t more = segment->capacity < SMALL_SLOTS ? segment->capacity : segment->capacity / 5 * 2;
+    uint32_t more = segment->capacity < SMALL_SLOTS ? segment->capacity : segment->capacity / 4;
     return segment->capacity <= UINT32_MAX / 2 && resize(flat, segment, segment->capacity + more);
 }
 
