@@ -248,7 +248,7 @@ void kva_column_remove(kva_index *index, kva_column *column, uint32_t plane, con
         else
             kva_doubt_reported(index, column); /* as above */
         leave(column, table, place);
-        kva_handles_shrink(table, 8);
+        kva_handles_shrink(table);
     }
 }
 
@@ -323,7 +323,7 @@ static void forget_in_table(kva_index *index, kva_column *column, kva_handles *t
         }
         place++;
     }
-    kva_handles_shrink(table, 4);
+    kva_handles_shrink(table);
 }
 
 void kva_column_forget(kva_index *index, kva_column *column, const uint8_t *planes)

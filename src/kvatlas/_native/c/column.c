@@ -2,9 +2,10 @@
 
 #include <string.h>
 
-/* Full at 4/5, doubled while small and then grown by a fifth: memory counts here, there is one entry for every block on every
-   worker, but the last few places cost long searches, and each step moves all entries. */
-enum { FIRST_ENTRIES = 32, SMALL_ENTRIES = 1024, FULL_NUMERATOR = 4, FULL_DENOMINATOR = 5, FIRST_OTHERS = 16 };
+/* Full at 4/5. Grown twofold while small, then by 2/5, then by a fifth: memory counts here, there is one entry for every
+   block on every worker, but the last few places cost long searches, and each step moves all entries. Shrunk to 2/3 full
+   when so few are left that the next step up is far. */
+enum { FIRST_ENTRIES = 32, SMALL_ENTRIES = 256, LARGE_ENTRIES = 2048, FULL_NUMERATOR = 4, FULL_DENOMINATOR = 5, FIRST_OTHERS = 16 };
 
 /* Whether an entry found at `at`, whose home is `home`, may move back to `hole`. */
 static int may_move(uint32_t at, uint32_t home, uint32_t hole, uint32_t capacity)
@@ -62,7 +63,8 @@ static int grow(kva_handles *table, uint64_t handle)
 {
     if (!table->capacity)
         return resize(table, FIRST_ENTRIES + kva_table_of(handle) * 10 / KVA_TABLES);
-    uint32_t more = table->capacity < SMALL_ENTRIES ? table->capacity : table->capacity / 5;
+    uint32_t capacity = table->capacity, fifth = capacity / 5;
+    uint32_t more = capacity < SMALL_ENTRIES ? capacity : capacity < LARGE_ENTRIES ? 2 * fifth : fifth;
     return table->capacity <= UINT32_MAX / 2 && resize(table, table->capacity + more);
 }
 
@@ -107,11 +109,13 @@ int kva_handles_reserve(kva_handles *table, uint32_t count)
     return table->capacity >= capacity || resize(table, capacity);
 }
 
-void kva_handles_shrink(kva_handles *table, uint32_t sparse)
+void kva_handles_shrink(kva_handles *table)
 {
-    uint32_t capacity = table->count + table->count / 4 + FIRST_ENTRIES;
-    if (table->count < table->capacity / sparse && table->capacity > 2 * FIRST_ENTRIES && capacity < table->capacity)
-        resize(table, capacity); /* without memory it stays as it is */
+    uint64_t count = table->count, capacity = table->capacity;
+    uint64_t shrunk = count + count / 2 + FIRST_ENTRIES;
+    int is_sparse = capacity <= 2 * SMALL_ENTRIES ? 4 * count < capacity : 9 * count < 4 * capacity;
+    if (is_sparse && shrunk < capacity)
+        resize(table, (uint32_t)shrunk); /* without memory it stays as it is */
 }
 
 /* The second table */

@@ -100,8 +100,8 @@ int kva_handles_reserve(kva_handles *table, uint32_t count);
 /* Forget the entry at a place. The place may then hold another entry. */
 void kva_handles_erase(kva_handles *table, uint32_t place);
 
-/* Give memory back after many entries went: when fewer than one in `sparse` places is used. */
-void kva_handles_shrink(kva_handles *table, uint32_t sparse);
+/* Give memory back after many entries went. */
+void kva_handles_shrink(kva_handles *table);
 
 /* Copies of a handle in a plane. */
 uint32_t kva_copies_get(const kva_handles *table, uint32_t place, uint32_t plane);

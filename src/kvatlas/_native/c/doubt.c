@@ -71,7 +71,7 @@ static size_t settle_table(kva_index *index, kva_column *column, kva_handles *ta
         }
         place++;
     }
-    kva_handles_shrink(table, 4);
+    kva_handles_shrink(table);
     return gone;
 }
 
@@ -157,7 +157,7 @@ size_t kva_column_expire_reported(kva_index *index, kva_column *column, uint64_t
         } else
             place++;
     }
-    kva_handles_shrink(table, 4);
+    kva_handles_shrink(table);
     return gone;
 }
 

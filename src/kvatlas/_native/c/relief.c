@@ -75,7 +75,7 @@ size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t cou
     }
     for (uint32_t i = 0; i < KVA_TABLES; i++) { /* and what tables with few entries could not give, others do */
         gone += forget_below(index, column, &column->tables[i], limit + 1, count - gone);
-        kva_handles_shrink(&column->tables[i], 2);
+        kva_handles_shrink(&column->tables[i]);
     }
     column->counts.forgotten += gone;
     return gone;
