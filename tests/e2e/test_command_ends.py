@@ -19,13 +19,19 @@ from kvatlas.stream import PublisherConfig, ZmqEventPublisher
 pytestmark = pytest.mark.e2e
 
 
+def _heed_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(cache: Path, *arguments: str, **pipes: IO[bytes] | int) -> Iterator["subprocess.Popen[str]"]:
     """A command of ours; killed when the test leaves it running."""
     command = [sys.executable, "-m", "kvatlas", *arguments]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(cache)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+    # A shell that runs these tests in the background has SIGINT ignored, and so would the command.
+    options = {"env": environment, "text": True, "preexec_fn": _heed_sigint, **pipes}
+    with subprocess.Popen(command, **options) as process:  # type: ignore[call-overload]
         try:
             yield process
         finally:
