@@ -71,6 +71,8 @@ def test_a_consumer_of_the_compacted_stream_predicts_what_the_engine_reports(
     whole = replay_recording(path, seed=5)
     assert report.differences == []
     assert report.malformed == 0
+    if whole.known_from_line is None:
+        return  # a sample too short to have anything to compare
     known_from_s = next(r.sent_s for r in records if isinstance(r, RecordedRequest) and r.line == whole.known_from_line)
     late = [
         record

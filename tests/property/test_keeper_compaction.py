@@ -173,7 +173,7 @@ def test_a_compacted_stream_can_be_compacted_again(past, future):
 
 
 @pytest.mark.parametrize(
-    "specs", [(FULL,), (WINDOW,), (MAMBA,), (FULL, WINDOW), (FULL, MAMBA), (WINDOW, SlidingWindowSpec(8, 17))], ids=str
+    "specs", [(FULL,), (WINDOW,), (MAMBA,), (FULL, WINDOW), (FULL, MAMBA), (WINDOW, SlidingWindowSpec(4, 17))], ids=str
 )
 @given(rng=st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=10)
