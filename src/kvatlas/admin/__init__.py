@@ -4,7 +4,8 @@ Here: read-only views for operators and scrapers. Not here: anything the data pa
 """
 
 from kvatlas.admin.api import AdminState, make_admin_app
-from kvatlas.admin.metrics import METRICS, MetricsCollector
+from kvatlas.admin.metric_list import METRICS
+from kvatlas.admin.metrics import MetricsCollector
 from kvatlas.admin.views import WorkerView
 
 __all__ = ["METRICS", "AdminState", "MetricsCollector", "WorkerView", "make_admin_app"]
