@@ -1,12 +1,12 @@
 """The gateway's judgement without its sockets: match, promise, pick, settle, heal, by the gateway's own code."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 from kvatlas.chaos.timeline import Timeline
 from kvatlas.config import WorkerConfig
-from kvatlas.fleet import EventSource, Fleet, FleetSpeed, LoadLedger, PrefillSpeed, Trust, TrustState, Worker
+from kvatlas.fleet import EventSource, FleetSpeed, LoadLedger, PrefillSpeed, TrustState, Worker
 from kvatlas.gateway import Outcome, OutcomeKind, Target
+from kvatlas.gateway.candidates import candidate_of, promises_of, uncached_tokens_of
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.index import PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
@@ -29,7 +29,7 @@ class VirtualRouter:
         self._policy = make_policy(policy, seed=seed)
         self._workers: dict[str, Worker] = {}
         self._targets: dict[str, Target] = {}
-        self._settlement = Settlement(cast("Fleet", self), index)
+        self._settlement = Settlement(self, index)
 
     def add(self, worker_id: str) -> Worker:
         """Take a worker in, with a column of its own."""
@@ -51,18 +51,12 @@ class VirtualRouter:
         """Choose one of the healthy workers for a prompt and open its books."""
         matches = self._index.match(token_ids, worker_ids=healthy)
         workers = [self._workers[worker_id] for worker_id in healthy]
-        candidates = [_candidate(worker, matches.get(worker.worker_id)) for worker in workers]
+        promised = promises_of(workers, matches)
+        candidates = [_candidate(worker, matches, promised) for worker in workers]
         ranking = self._policy.pick(RoutingRequest(request_id, len(token_ids)), candidates)
         chosen = candidates[ranking.order[0]].worker_id
-        promised = {
-            worker.worker_id: matches[worker.worker_id].hit_tokens
-            for worker in workers
-            if worker.trust.level is Trust.SYNCED and worker.worker_id in matches and matches[worker.worker_id].exact
-        }
         books = Books(
-            uncached_tokens={
-                c.worker_id: max(1, len(token_ids) - round(c.confidence * c.hit_tokens)) for c in candidates
-            },
+            uncached_tokens=uncached_tokens_of(len(token_ids), candidates),
             promised_tokens=promised,
             rendered_tokens=len(token_ids),
             stream=True,
@@ -82,19 +76,7 @@ class VirtualRouter:
         self._settlement.finished(books, self._targets[worker_id], Outcome(kind, 200, 0.0, cached_tokens=cached_tokens))
 
 
-def _candidate(worker: Worker, match: WorkerMatch | None) -> Candidate:
-    hit_tokens, doubted_tokens = (match.hit_tokens, match.doubted_tokens) if match else (0, 0)
-    claimed = hit_tokens + doubted_tokens
-    credit = worker.trust.level.credit(hit_tokens, doubted_tokens)
-    return Candidate(
-        worker_id=worker.worker_id,
-        hit_tokens=claimed,
-        confidence=credit / claimed if claimed else float(worker.trust.level.is_credited),
-        queued_prefill_tokens=worker.load.queued_prefill_tokens,
-        running_requests=worker.load.in_flight,
-        waiting_requests=0,
-        kv_usage=0.0,
-        prefill_tokens_per_s=worker.load.prefill_tokens_per_s,
-        decode_step_s=worker.load.decode_step_s,
-        trust=worker.trust.level.value,
-    )
+def _candidate(worker: Worker, matches: Mapping[str, WorkerMatch], promised: Mapping[str, int]) -> Candidate:
+    match = matches.get(worker.worker_id)
+    held, doubted = (match.hit_tokens, match.doubted_tokens) if match else (0, 0)
+    return candidate_of(worker, held, doubted, promised.get(worker.worker_id))

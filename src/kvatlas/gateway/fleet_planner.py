@@ -16,6 +16,7 @@ import msgspec
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
+from kvatlas.gateway.candidates import candidate_of, promises_of, uncached_tokens_of
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
@@ -31,7 +32,7 @@ from kvatlas.rendering import (
     with_report_mode,
     without_report_mode,
 )
-from kvatlas.routing import Candidate, DecisionLog, DecisionRecord, Picker, RoutingRequest
+from kvatlas.routing import DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
 
@@ -224,14 +225,12 @@ class FleetPlanner:
         if rendered.without_index is not None:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         promised = _promises(parsed, rendered.prompts, workers, matches)
-        candidates = [_candidate(w, *_hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
+        candidates = [candidate_of(w, *_hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         record = self._picker.pick(asked, candidates, without_index=rendered.without_index)
         alone = len(matches) == 1 and parsed.unpredictable is None
         books = Books(
-            uncached_tokens={
-                c.worker_id: max(1, prompt_tokens - round(c.confidence * c.hit_tokens)) for c in candidates
-            },
+            uncached_tokens=uncached_tokens_of(prompt_tokens, candidates),
             promised_tokens=promised,
             rendered_tokens=prompt_tokens if len(prompts) == 1 else None,
             stream=parsed.stream,
@@ -315,28 +314,6 @@ def _books_of(plan: Plan) -> Books | None:
     return plan.books if isinstance(plan, FleetPlan) else None
 
 
-def _candidate(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
-    load = worker.load
-    claimed = hit_tokens + doubted_tokens
-    queued_tokens = load.queued_prefill_tokens
-    credit = worker.trust.level.credit(hit_tokens, doubted_tokens)
-    if credit and worker.recency is not None:  # what the queue ahead stores may push part of the hit out
-        credit *= worker.recency.surviving_share(queued_tokens)
-    return Candidate(
-        worker_id=worker.worker_id,
-        hit_tokens=claimed,
-        confidence=credit / claimed if claimed else float(worker.trust.level.is_credited),
-        queued_prefill_tokens=queued_tokens,
-        running_requests=load.in_flight + worker.foreign_running,
-        waiting_requests=worker.foreign_waiting,
-        kv_usage=worker.gauges.kv_usage,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
-        decode_step_s=load.decode_step_s,
-        trust=worker.trust.level.value,
-        promised_tokens=promised_tokens,
-    )
-
-
 def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> tuple[int, int]:
     """Tokens that the worker holds of all prompts, and tokens that it may hold."""
     found = [match[worker.worker_id] for match in matches if worker.worker_id in match]
@@ -356,12 +333,7 @@ def _promises(
     """
     if len(prompts) != 1 or parsed.unpredictable is not None or len(prompts[0].token_ids) > _MAX_MATCHED_TOKENS:
         return {}
-    synced = [worker for worker in workers if worker.trust.level is Trust.SYNCED]
     if parsed.skips_cache:
-        return {worker.worker_id: 0 for worker in synced}
+        return {worker.worker_id: 0 for worker in workers if worker.trust.level is Trust.SYNCED}
     (found,) = matches
-    return {
-        worker.worker_id: found[worker.worker_id].hit_tokens
-        for worker in synced
-        if worker.worker_id in found and found[worker.worker_id].exact
-    }
+    return promises_of(workers, found)

@@ -6,8 +6,9 @@ held against the engine's `cached_tokens`, and where the two differ, or claims w
 
 import logging
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from kvatlas.fleet import Fleet, LoadLedger, Ticket, Worker, cause_of
+from kvatlas.fleet import LoadLedger, Ticket, Worker, cause_of
 from kvatlas.gateway.values import Outcome, Target
 from kvatlas.index import Moment, PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
@@ -42,12 +43,18 @@ class Books:
     sent: dict[str, Moment] = field(default_factory=dict)
 
 
+class KnowsWorkers(Protocol):
+    """Who has the workers: a fleet, or what stands for one."""
+
+    def get(self, worker_id: str, /) -> Worker | None: ...
+
+
 class Settlement:
     """Keeps the books of all plans of one planner."""
 
     __slots__ = ("_fleet", "_index")
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex) -> None:
+    def __init__(self, fleet: KnowsWorkers, index: PrefixIndex) -> None:
         self._fleet = fleet
         self._index = index
 

@@ -161,8 +161,7 @@ class PrefixIndex:
             raise IndexStateError(f"the index has no room for the {len(planes)} planes of the dump")
         self._core.load(column.number, blocks, [number for number in numbers if number is not None])
         column.restore(state)
-        if self._keeper.is_capped:
-            self._keeper.relieve(self._columns.values())
+        self._keeper.relieve(self._columns.values())
 
     def apply(self, worker_id: str, event: Event) -> None:
         """Apply one event of one worker. Cost: O(blocks of the event), O(blocks of the worker) for a clear.
@@ -172,9 +171,7 @@ class PrefixIndex:
         """
         column = self._column(worker_id)
         apply_event(column, event)
-        column.settle()
-        if self._keeper.is_capped:
-            self._keeper.relieve(self._columns.values())
+        self._after_events(column)
 
     def open_batch(self, payload: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> IncomingBatch:
         """Read a batch as the engine sent it as far as its shape; nothing is applied.
@@ -194,9 +191,7 @@ class PrefixIndex:
         """
         column = self._column(worker_id)
         applied = apply_batch(self._core, column, batch)
-        column.settle()
-        if self._keeper.is_capped:
-            self._keeper.relieve(self._columns.values())
+        self._after_events(column)
         return applied
 
     def ingest(self, worker_id: str, payload: bytes, *, rank: int | None = ANY_RANK) -> Applied | IncomingBatch:
@@ -220,11 +215,14 @@ class PrefixIndex:
         done = self._core.ingest(column.number, payload, rank)
         usual = type(done) is int and done < len(ALL_APPLIED)
         applied = ALL_APPLIED[done] if usual else after_ingest(self._core, column, payload, rank, done)  # type: ignore[index]
-        if column.doubts.has_business:
-            column.settle()
-        if self._keeper.is_capped:
-            self._keeper.relieve(self._columns.values())
+        if column.doubts.has_business or self._keeper.is_capped:
+            self._after_events(column)
         return applied
+
+    def _after_events(self, column: WorkerColumn) -> None:
+        """End what a turnover ends, and keep below the cap."""
+        column.settle()
+        self._keeper.relieve(self._columns.values())
 
     def block_size(self, worker_id: str) -> int | None:
         """Tokens per block of a worker; None while neither configured nor learnt."""
