@@ -10,8 +10,7 @@ import zmq
 
 from kvatlas.clock import SystemClock
 from kvatlas.events import BlockRemoved, EventBatch, encode_batch
-from kvatlas.stream import SubscriberConfig, ZmqEventSubscriber
-from kvatlas.stream.live_channel import Spread
+from kvatlas.stream import Spread, SubscriberConfig, ZmqEventSubscriber
 from support.engines import open_pub, subscribed, until
 
 pytestmark = pytest.mark.e2e

@@ -163,8 +163,27 @@ class SequenceTracker:
             self._ask(steps)
         return steps
 
+    def accept(self, seq: int, payload: bytes) -> bool:
+        """Take a live batch that simply follows, to be applied now. False: nothing changed, feed it to `live`.
+
+        Cost: a microsecond; the usual case of `live` without its steps.
+        """
+        if seq != self._last + 1 or seq <= self._live_seq or self._token is not None:
+            return False
+        ts = _ts(payload)
+        if ts < self._last_ts and self._can_replay:
+            return False
+        self._last = self._live_seq = seq
+        self._last_ts = self._live_ts = ts
+        self._verified = self._settled = True
+        self._resumed = False
+        self._digests[seq % self._limits.remembered] = payload_digest(payload)
+        return True
+
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """A batch from the live channel. O(1) unless it ends a wait."""
+        if self.accept(seq, payload):
+            return [Apply(seq, payload)]
         steps: list[Step] = []
         ts = _ts(payload)
         if seq <= self._last or seq <= self._live_seq:
@@ -172,13 +191,13 @@ class SequenceTracker:
             if reason is None:
                 return steps
             self._begin_life(steps, reason, ask=seq > 0)
+            if self.accept(seq, payload):
+                steps.append(Apply(seq, payload))
+                return steps
         self._live_seq, self._live_ts = seq, ts
         if self._token is not None:
             self._hold(seq, payload)
             self._advance(steps)
-        elif seq == self._last + 1 and (ts >= self._last_ts or not self._can_replay):
-            self._verified = self._settled = True
-            self._apply(steps, seq, payload, ts)
         elif self._can_replay:
             self._settled = False
             self._attempts = 0  # what earlier questions did not bring has nothing to do with this hole
