@@ -17,26 +17,20 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 
 import math
 from array import array
-from dataclasses import dataclass
 
 from kvatlas.events.codec import peek_ts
-from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step, StreamPosition, payload_digest
+from kvatlas.events.steps import (
+    Apply,
+    AskReplay,
+    Lost,
+    NewLife,
+    Step,
+    StreamPosition,
+    TrackerLimits,
+    payload_digest,
+)
 
-__all__ = ["SequenceTracker", "TrackerLimits"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrackerLimits:
-    """Bounds of a tracker: what it may hold while it waits, and how often it asks.
-
-    `remembered` is how many applied batches it can recognise again, 8 bytes each; more than a publisher's ring
-    (10,000).
-    """
-
-    max_held_batches: int = 20_000
-    max_held_bytes: int = 128 * 1024 * 1024
-    max_attempts: int = 3
-    remembered: int = 16_384
+__all__ = ["SequenceTracker"]
 
 
 class SequenceTracker:

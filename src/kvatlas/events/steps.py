@@ -1,4 +1,4 @@
-"""What a `SequenceTracker` tells its owner to do, one value class for each."""
+"""What a `SequenceTracker` is told, and tells its owner to do, one value class for each."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -8,7 +8,21 @@ import msgspec
 from kvatlas._native import xxh3_64
 from kvatlas.events.codec import peek_ts
 
-__all__ = ["Apply", "AskReplay", "Lost", "NewLife", "Step", "StreamPosition", "payload_digest"]
+__all__ = ["Apply", "AskReplay", "Lost", "NewLife", "Step", "StreamPosition", "TrackerLimits", "payload_digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerLimits:
+    """Bounds of a tracker: what it may hold while it waits, and how often it asks.
+
+    `remembered` is how many applied batches it can recognise again, 8 bytes each; more than a publisher's ring
+    (10,000).
+    """
+
+    max_held_batches: int = 20_000
+    max_held_bytes: int = 128 * 1024 * 1024
+    max_attempts: int = 3
+    remembered: int = 16_384
 
 
 @dataclass(frozen=True, slots=True)

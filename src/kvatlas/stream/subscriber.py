@@ -32,7 +32,8 @@ __all__ = ["ZmqEventSubscriber"]
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
-_MESSAGES_PER_TURN = 256
+_RUN_BATCHES, _RUN_BYTES = 32, 64 * 1024
+"""The most that is delivered without a look at the clock."""
 
 
 class ZmqEventSubscriber:
@@ -64,6 +65,7 @@ class ZmqEventSubscriber:
         self._sockets: dict[Channel, Socket] = {}
         self._ready: set[Channel] = set()
         self._inbox = LiveInbox(max_batches=config.max_queue_batches, max_bytes=config.max_queue_bytes)
+        self._run_batches = 1
         self._turn_is_due = False
         self._is_paced = False  # whether the live socket is read by the clock, and not watched
         self._heard_s = (-math.inf, -math.inf)  # when live batches were found, the last time and the one before
@@ -179,32 +181,44 @@ class ZmqEventSubscriber:
     def _turn(self) -> None:
         """Deliver and read for about a millisecond, then let others run."""
         self._turn_is_due = False
-        core, inbox, now = self._core, self._inbox, self._clock.monotonic_s
+        inbox, now = self._inbox, self._clock.monotonic_s
+        turn_s = self._config.turn_s
         start_s = now()
-        until_s = start_s + self._config.turn_s
         # Half a turn at most goes into reading: the receiver keeps its share however fast the stream is.
-        self._read_live(start_s + self._config.turn_s / 2)
+        self._read_live(start_s + turn_s / 2)
         if inbox:
             self._heard()
-        for _ in range(_MESSAGES_PER_TURN):
+        before_s = now()
+        while before_s < start_s + turn_s:
             if self._closing.is_set():
                 return
-            if core.steps:
-                core.carry_out(core.steps.popleft())
-            elif (batch := inbox.pop()) is not None:
-                core.take(*batch)
-            elif not self._take_other():
-                if inbox.has_refused and self.tracker.replay_token is None:
-                    inbox.has_refused = False
-                    core.mend()
-                    continue
-                core.report_order()
+            if self._core.steps:
+                self._core.carry_out(self._core.steps.popleft())
+            elif inbox:
+                self._core.take_run(inbox.pop_run(self._run_batches, _RUN_BYTES))
+                self._size_runs(now() - before_s)
+            elif not self._take_other() and not self._must_ask_again():
+                self._core.report_order()
                 self._rest()
                 return
-            if now() >= until_s:
-                break
+            before_s = now()
         self._turn_is_due = True
         self._loop.call_soon(self._turn)
+
+    def _size_runs(self, took_s: float) -> None:
+        """Runs take an eighth to a quarter of a turn, however slow the receiver is."""
+        if took_s > self._config.turn_s / 4:
+            self._run_batches = max(1, self._run_batches // 2)
+        elif took_s < self._config.turn_s / 8:
+            self._run_batches = min(_RUN_BATCHES, 2 * self._run_batches)
+
+    def _must_ask_again(self) -> bool:
+        """Whether our own queue refused batches, and now, empty and with no question open, they are asked for."""
+        if not self._inbox.has_refused or self.tracker.replay_token is not None:
+            return False
+        self._inbox.has_refused = False
+        self._core.mend()
+        return True
 
     def _read_live(self, until_s: float) -> None:
         """Move live batches from ZMQ into our own queue, which refuses what exceeds its bounds."""

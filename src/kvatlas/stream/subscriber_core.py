@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvatlas.events import Apply, AskReplay, Lost, NewLife, SequenceTracker, Step, TrackerLimits
-from kvatlas.stream.sink import EventSink, StreamStatus
+from kvatlas.stream.sink import EventSink, RunSink, StreamStatus
 from kvatlas.stream.spread import Spread
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
 
@@ -41,6 +41,7 @@ class SubscriberCore:
     ) -> None:
         self._config = config
         self._sink = sink
+        self._run_sink = sink if isinstance(sink, RunSink) else None
         self._ask = ask
         self._spread = spread
         self.counters = counters
@@ -99,6 +100,19 @@ class SubscriberCore:
         else:
             self._deliver(seq, payload)
 
+    def take_run(self, run: list[tuple[int, bytes]]) -> None:
+        """Live batches in the order they came: `take` for each, in one call of a `RunSink` where they follow."""
+        accept, steps = self.tracker.accept, self.steps
+        following: list[bytes] = []
+        for seq, payload in run:
+            if steps or not accept(seq, payload):
+                self._deliver_run(following)
+                following = []
+                self.take_later(seq, payload)
+            else:
+                following.append(payload)
+        self._deliver_run(following)
+
     def take_later(self, seq: int, payload: bytes) -> None:
         """The same, and nothing is delivered yet."""
         self.steps.extend(self.tracker.live(seq, payload))
@@ -154,6 +168,21 @@ class SubscriberCore:
             self._sink.on_batch(seq, payload)
         except Exception as error:  # noqa: BLE001 - whatever the sink does, the stream goes on
             self._blame(f"batch {seq}", error)
+
+    def _deliver_run(self, payloads: list[bytes]) -> None:
+        """Batches that the tracker accepted last, up to the newest of all."""
+        first_seq = self.tracker.last_seq + 1 - len(payloads)
+        if self._run_sink is None or len(payloads) < 2:
+            for seq, payload in enumerate(payloads, first_seq):
+                self._deliver(seq, payload)
+            return
+        self.counters.batches += len(payloads)
+        self.last_seq = self.tracker.last_seq
+        self._doubt = None
+        try:
+            self._run_sink.on_batches(first_seq, payloads)
+        except Exception as error:  # noqa: BLE001 - whatever the sink does, the stream goes on
+            self._blame(f"batches {first_seq} to {self.last_seq}", error)
 
     # -- questions --
 
