@@ -11,7 +11,7 @@ from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor, parse_gauges
 from kvatlas.fleet.load import LoadLedger, Ticket
 from kvatlas.fleet.recency import FleetRecency, RecencyWatch, SurvivalCurve
-from kvatlas.fleet.silence import Silence, SilenceWatch, TrafficCount
+from kvatlas.fleet.silence import Silence, SilenceTerm, SilenceWatch, TrafficCount
 from kvatlas.fleet.snapshot_keeper import SnapshotKeeper, SnapshotStats, fleet_snapshot, new_file
 from kvatlas.fleet.source import EventSource, SourceStats
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
@@ -44,6 +44,7 @@ __all__ = [
     "PrefillSpeed",
     "RecencyWatch",
     "Silence",
+    "SilenceTerm",
     "SilenceWatch",
     "SnapshotKeeper",
     "SnapshotStats",

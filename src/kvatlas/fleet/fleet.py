@@ -90,8 +90,33 @@ class Fleet:
         return self._workers.get(worker_id)
 
     def candidates(self, model: str | None) -> list[Worker]:
-        """Healthy workers that serve a model; all healthy ones when no model is named."""
+        """Healthy workers that serve a model (or, without a name, anything), less those whose stream is silent.
+
+        Silence is a doubt, and no doubt may cost a service: the silent ones stay when they are more than half, so what
+        is left out is never more than what takes its load.
+
+        Cost: one pass; two where silent ones stay.
+        """
+        heard: list[Worker] = []
+        silent = 0
+        for worker in self._workers.values():
+            if worker.healthy and worker.serves(model):
+                if worker.silent_reason is None:
+                    heard.append(worker)
+                else:
+                    silent += 1
+        if silent <= len(heard):
+            return heard
         return [worker for worker in self._workers.values() if worker.healthy and worker.serves(model)]
+
+    def left_out(self, model: str | None) -> list[Worker]:
+        """Those that `candidates` leaves out for their silence: still better than nobody when no candidate answers.
+
+        Cost: one pass.
+        """
+        serving = [worker for worker in self._workers.values() if worker.healthy and worker.serves(model)]
+        silent = [worker for worker in serving if worker.silent_reason is not None]
+        return silent if 2 * len(silent) <= len(serving) else []
 
     async def start(self) -> None:
         """Add the configured workers and check each once, so that the first request finds them."""
