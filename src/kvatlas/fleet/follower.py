@@ -105,7 +105,7 @@ class EventFollower:
             self._begin_anew(reborn)
             self._lift_silence(reborn)
         urgent = recovered or reborn is not None
-        if (urgent or self._ask_is_due()) and not await self._discover(urgent=urgent):
+        if (urgent or self._ask_is_due()) and (not await self._discover(urgent=urgent) or self._has_left):
             return False
         self._judge_silence()
         self._seen_lives = self._source.stats.lives if self._source is not None else 0
@@ -222,7 +222,7 @@ class EventFollower:
         try:
             sources = await self._discovery.ask(self._worker.base_url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if self._subscriber is None:
+            if self._subscriber is None and not self._has_left:
                 self._unfollow(describe_unanswered(error))
             return True
         if self._has_left or not self._on_ranks(self._worker, sources):
