@@ -238,8 +238,11 @@ class FleetPlanner:
             matches=matches[0] if alone else {},
         )
         by_id = {worker.worker_id: worker for worker in workers}
+        order = [by_id[worker_id] for worker_id in record.order]
+        if len(order) == 1:  # a second target, should the only one refuse the connection
+            order += self._fleet.left_out(parsed.model)[:1]
         return FleetPlan(
-            targets=tuple(self._target(by_id[worker_id]) for worker_id in record.order),
+            targets=tuple(self._target(worker) for worker in order),
             predicted_tokens=record.predicted_tokens,
             body=self._changed_body(request, parsed, by_id[record.chosen]),
             record=record,
@@ -275,7 +278,7 @@ class FleetPlanner:
 
     def _all_models(self) -> Reply | None:
         """The models of all healthy workers, each once; None where any one worker can answer for all."""
-        workers = self._fleet.candidates(None)
+        workers = [worker for worker in self._fleet.workers if worker.healthy]
         if len({worker.models for worker in workers}) < 2:
             return None
         plain = {
