@@ -76,6 +76,8 @@ class SubscriberCore:
     def connected(self) -> None:
         """The connection stands, for the first time or again; all that the one before brought was taken."""
         self.is_connected = True
+        self._doubt = None  # it was about the connection before
+        self._late_probes, self._probed_seq = 0, None
         self.counters.connections += 1
         self.steps.extend(self.tracker.connected())
         self.report_syncing()
@@ -226,7 +228,7 @@ class SubscriberCore:
         if self.is_connected and idle:
             # New batches since the last probe, none of them live: nobody would notice otherwise, all is in order.
             late = self._probed_seq is not None and self.tracker.last_seq > self._probed_seq
-            self._late_probes = self._late_probes + 1 if late else 0
+            self._late_probes += late
             self._probed_seq = self.tracker.last_seq
             self.probe()
         longest_s = self._config.probe_max_s / self._spread.most
