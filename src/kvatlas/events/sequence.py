@@ -18,6 +18,7 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 import math
 from array import array
 
+from kvatlas._native import accept_run
 from kvatlas.events.codec import peek_ts
 from kvatlas.events.steps import (
     Apply,
@@ -31,6 +32,8 @@ from kvatlas.events.steps import (
 )
 
 __all__ = ["SequenceTracker"]
+
+_LAST_SEQ = 2**64 - 1  # the wire has no room for more
 
 
 class SequenceTracker:
@@ -157,35 +160,34 @@ class SequenceTracker:
             self._ask(steps)
         return steps
 
-    def accept(self, seq: int, payload: bytes) -> bool:
-        """Take a live batch that simply follows, to be applied now. False: nothing changed, feed it to `live`.
+    def accept_run(self, run: list[tuple[int, bytes]]) -> int:
+        """Take the leading live batches of a run that simply follow, to be applied now; the rest goes to `live`.
 
-        Cost: a microsecond; the usual case of `live` without its steps.
+        Returns:
+            How many. Natively 0.1 us each.
         """
-        if seq != self._last + 1 or seq <= self._live_seq or self._token is not None:
-            return False
-        ts = _ts(payload)
-        if ts < self._last_ts and self._can_replay:
-            return False
-        self._last = self._live_seq = seq
-        self._last_ts = self._live_ts = ts
-        self._verified = self._settled = True
-        self._resumed = False
-        self._digests[seq % self._limits.remembered] = payload_digest(payload)
-        return True
+        if self._token is not None or self._live_seq > self._last or self._last >= _LAST_SEQ:
+            return 0
+        count, ts = accept_run(run, self._last + 1, self._last_ts, self._digests, self._can_replay)
+        if count:
+            self._last = self._live_seq = self._last + count
+            self._last_ts = self._live_ts = ts
+            self._verified = self._settled = True
+            self._resumed = False
+        return count
 
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """A batch from the live channel. O(1) unless it ends a wait."""
-        if self.accept(seq, payload):
-            return [Apply(seq, payload)]
         steps: list[Step] = []
+        if self.accept_run([(seq, payload)]):
+            return [Apply(seq, payload)]
         ts = _ts(payload)
         if seq <= self._last or seq <= self._live_seq:
             reason = self._why_other_life(seq, payload, ts)
             if reason is None:
                 return steps
             self._begin_life(steps, reason, ask=seq > 0)
-            if self.accept(seq, payload):
+            if self.accept_run([(seq, payload)]):
                 steps.append(Apply(seq, payload))
                 return steps
         self._live_seq, self._live_ts = seq, ts

@@ -16,6 +16,7 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 LinkEvent: TypeAlias = Literal["connected", "gone", "failed"]
 
 _NOBLOCK = int(zmq.NOBLOCK)  # as a flag of an enumeration each use would cost a look-up
+_PAYLOAD_HEADS = frozenset(bytes([head]) for head in range(0x90, 0xA0))  # a short msgpack array, as all batches are
 _FAILED = (
     zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -68,9 +69,9 @@ class LiveReader:
     """Reads batches from a SUB socket.
 
     Asking for each frame whether another one follows is most of the cost of a message. So after a row of messages of
-    three frames (topic, number, payload) the next ones are taken to be such, and the last frame alone is asked. One
-    that is not is noticed by its number or its last frame, counts as bad, and the way back to a message's start is
-    found by its frames. A message of fewer frames may take its neighbour with it, which then shows as a gap.
+    three frames (topic, number, payload) the next ones are taken to be such, unasked: frames that are out of step show
+    by a number that has not eight bytes or a payload that does not begin as one. Then the way back to a message's
+    start is found by asking; a message of fewer frames may take its neighbour with it, which then shows as a gap.
     """
 
     __slots__ = ("_socket", "_usual")
@@ -84,7 +85,7 @@ class LiveReader:
     def receive(self) -> tuple[int, bytes] | tuple[()] | None:
         """Number and payload of the next message; () for one that is no batch, None when there is none.
 
-        Cost: 3 us.
+        Cost: 2 us.
         """
         if self._usual < self._PROOF:
             return self._receive_any()
@@ -94,16 +95,17 @@ class LiveReader:
         except zmq.Again:
             return None
         try:
-            number, last = receive(_NOBLOCK), receive(_NOBLOCK, copy=False)
+            number, payload = receive(_NOBLOCK), receive(_NOBLOCK)
         except zmq.Again:
             self._usual = 0
             return ()
-        if len(number) == 8 and not last.more:
-            return int.from_bytes(number, "big"), last.bytes
+        if len(number) == 8 and payload[:1] in _PAYLOAD_HEADS:
+            return int.from_bytes(number, "big"), payload
         self._usual = 0
-        while last.more:
-            last = receive(copy=False)
-        return ()
+        in_step = not self._socket.getsockopt(zmq.RCVMORE)
+        while self._socket.getsockopt(zmq.RCVMORE):
+            receive()
+        return (int.from_bytes(number, "big"), payload) if in_step and len(number) == 8 else ()
 
     def _receive_any(self) -> tuple[int, bytes] | tuple[()] | None:
         frames = receive_frames(self._socket)

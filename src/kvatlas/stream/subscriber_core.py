@@ -97,23 +97,18 @@ class SubscriberCore:
 
     def take(self, seq: int, payload: bytes) -> None:
         """A live batch. One that simply follows is delivered at once; else `steps` say what to do."""
-        if self.steps or not self.tracker.accept(seq, payload):
-            self.take_later(seq, payload)
-        else:
-            self._deliver(seq, payload)
+        self.take_run([(seq, payload)])
 
     def take_run(self, run: list[tuple[int, bytes]]) -> None:
         """Live batches in the order they came: `take` for each, in one call of a `RunSink` where they follow."""
-        accept, steps = self.tracker.accept, self.steps
-        following: list[bytes] = []
-        for seq, payload in run:
-            if steps or not accept(seq, payload):
-                self._deliver_run(following)
-                following = []
-                self.take_later(seq, payload)
+        at = 0
+        while at < len(run):
+            if not self.steps and (count := self.tracker.accept_run(run[at:] if at else run)):
+                self._deliver_run([payload for _, payload in run[at : at + count]])
+                at += count
             else:
-                following.append(payload)
-        self._deliver_run(following)
+                self.take_later(*run[at])
+                at += 1
 
     def take_later(self, seq: int, payload: bytes) -> None:
         """The same, and nothing is delivered yet."""
