@@ -1,5 +1,6 @@
 """What a `SequenceTracker` is told, and tells its owner to do, one value class for each."""
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -8,7 +9,17 @@ import msgspec
 from kvatlas._native import xxh3_64
 from kvatlas.events.codec import peek_ts
 
-__all__ = ["Apply", "AskReplay", "Lost", "NewLife", "Step", "StreamPosition", "TrackerLimits", "payload_digest"]
+__all__ = [
+    "Apply",
+    "AskReplay",
+    "Lost",
+    "NewLife",
+    "Step",
+    "StreamPosition",
+    "TrackerLimits",
+    "batch_time",
+    "payload_digest",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,12 @@ class StreamPosition:
     def at(cls, seq: int, payload: bytes) -> "StreamPosition":
         """The position after a batch. O(bytes)."""
         return cls(seq, payload_digest(payload), peek_ts(payload))
+
+
+def batch_time(payload: bytes) -> float:
+    """A batch's time stamp; -inf for bytes that do not start as a batch does. O(1)."""
+    ts = peek_ts(payload)
+    return -math.inf if ts is None else ts
 
 
 def payload_digest(payload: bytes) -> int:
