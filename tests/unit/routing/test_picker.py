@@ -37,7 +37,7 @@ def test_a_record_holds_what_the_decision_rested_on():
     """Time, policy, candidates with scores and terms, order and prediction are all there."""
     pick, log = picker()
     record = pick.pick(RoutingRequest("r1", 4000), [worker("a"), worker("b", 3000)])
-    assert record is log.get("r1")
+    assert record == log.get("r1")
     assert (record.wall_s, record.policy, record.prompt_tokens, record.score_unit) == (1234.5, "cost", 4000, "s")
     assert (record.chosen, record.order, record.predicted_tokens) == ("b", ("b", "a"), 3000)
     assert [score.score for score in record.candidates] == pytest.approx([6.001, 1.501])
@@ -104,7 +104,7 @@ def test_an_outcome_completes_the_record():
     pick, log = picker()
     pick.pick(RoutingRequest("r", 4000), [worker("a", 3000), worker("b")])
     completed = log.set_outcome("r", actual_tokens=2992, served_by="b")
-    assert completed is log.get("r")
+    assert completed == log.get("r")
     assert (completed.predicted_tokens, completed.actual_tokens, completed.served_by) == (3000, 2992, "b")
     assert log.set_outcome("gone", actual_tokens=1) is None
 
