@@ -11,6 +11,7 @@ are never cut.
 
 import json
 import re
+from typing import Any
 
 import tokenizers
 
@@ -24,10 +25,13 @@ class Segmenter:
         tokenizer: with all its added tokens.
     """
 
-    __slots__ = ("_marks",)
+    __slots__ = ("_marks", "added_around")
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        marks = _safe_marks(tokenizer)
+        pipeline = json.loads(tokenizer.to_str())
+        self.added_around = _added_around(pipeline.get("post_processor"))
+        """Ids that the tokenizer puts before and after a text when asked for special tokens; None: not known."""
+        marks = _safe_marks(tokenizer, pipeline)
         # Longest first: the tokenizer, too, takes the longest token that begins at a place.
         ordered = sorted(marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, ordered))) if ordered else None
@@ -36,13 +40,18 @@ class Segmenter:
         """Pieces that make up the text, each but the last ending in a special token. One when nothing may be cut."""
         if self._marks is None:
             return [text]
-        ends = [match.end() for match in self._marks.finditer(text)]
-        starts = [0, *ends]
-        return [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True) if start < end]
+        pieces = []
+        start = 0
+        for match in self._marks.finditer(text):
+            end = match.end()
+            pieces.append(text[start:end])
+            start = end
+        if start < len(text) or not pieces:
+            pieces.append(text[start:])
+        return pieces
 
 
-def _safe_marks(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    pipeline = json.loads(tokenizer.to_str())
+def _safe_marks(tokenizer: tokenizers.Tokenizer, pipeline: dict[str, Any]) -> list[str]:
     if "Metaspace" in json.dumps([pipeline.get("normalizer"), pipeline.get("pre_tokenizer")]):
         return []
     added = list(tokenizer.get_added_tokens_decoder().values())
@@ -63,3 +72,24 @@ def _overlap(mark: str, other: str) -> bool:
         return True
     shortest = min(len(mark), len(other))
     return any(mark[:size] == other[-size:] or other[:size] == mark[-size:] for size in range(1, shortest))
+
+
+def _added_around(post_processor: dict[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What a tokenizer's last step puts around one text, where that is the same for every text."""
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    templates = 0
+    steps = [] if post_processor is None else post_processor.get("processors", [post_processor])
+    for step in steps:
+        if step.get("type") == "TemplateProcessing":
+            templates += 1
+            ids = {name: tuple(token["ids"]) for name, token in step["special_tokens"].items()}
+            texts = [place for place, part in enumerate(step["single"]) if "Sequence" in part]
+            if len(texts) != 1 or templates > 1:
+                return None
+            around = [ids[part["SpecialToken"]["id"]] if "SpecialToken" in part else () for part in step["single"]]
+            before = tuple(each for part in around[: texts[0]] for each in part)
+            after = tuple(each for part in around[texts[0] :] for each in part)
+        elif step.get("type") != "ByteLevel":  # which moves offsets and nothing else
+            return None
+    return before, after
