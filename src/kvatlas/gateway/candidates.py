@@ -1,12 +1,12 @@
 """A worker as routing sees it for one prompt: what it holds, what of that counts, what it promises."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvatlas.fleet import Trust, Worker
 from kvatlas.index import WorkerMatch
 from kvatlas.routing import Candidate
 
-__all__ = ["candidate_of", "promises_of", "uncached_tokens_of"]
+__all__ = ["UncachedTokens", "candidate_of", "promises_of", "uncached_tokens_of"]
 
 
 _SYNCED = Trust.SYNCED
@@ -21,7 +21,9 @@ def candidate_of(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_
     queued_tokens = load.queued_prefill_tokens
     claimed = hit_tokens + doubted_tokens
     if claimed:
-        credit = level.credit(hit_tokens, doubted_tokens)
+        credit: float = claimed
+        if doubted_tokens or level is not _SYNCED:  # of a synced worker, what is beyond doubt counts in full
+            credit = level.credit(hit_tokens, doubted_tokens)
         if credit and queued_tokens and worker.recency is not None:
             credit *= worker.recency.surviving_share(queued_tokens)  # what is ahead may push part of the hit out
         confidence = credit / claimed
@@ -52,6 +54,23 @@ def promises_of(workers: Iterable[Worker], found: Mapping[str, WorkerMatch]) -> 
     return promised
 
 
-def uncached_tokens_of(prompt_tokens: int, candidates: Iterable[Candidate]) -> dict[str, int]:
+class UncachedTokens:
+    """Prompt tokens that each candidate would have to compute, reckoned when asked for: of many, one is sent to."""
+
+    __slots__ = ("_candidates", "_prompt_tokens")
+
+    def __init__(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._candidates = candidates
+
+    def get(self, worker_id: str, default: int) -> int:
+        """Those of one worker, at least 1; the default for one that was no candidate. Cost: O(candidates)."""
+        for candidate in self._candidates:
+            if candidate.worker_id == worker_id:
+                return max(1, self._prompt_tokens - round(candidate.believed_tokens))
+        return default
+
+
+def uncached_tokens_of(prompt_tokens: int, candidates: Sequence[Candidate]) -> UncachedTokens:
     """Prompt tokens that each candidate would have to compute."""
-    return {c.worker_id: max(1, prompt_tokens - round(c.believed_tokens)) for c in candidates}
+    return UncachedTokens(prompt_tokens, candidates)

@@ -5,10 +5,12 @@ held against the engine's `cached_tokens`, and where the two differ, or claims w
 """
 
 import logging
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from kvatlas.fleet import LoadLedger, Ticket, Worker, cause_of
+from kvatlas.gateway.candidates import UncachedTokens
 from kvatlas.gateway.values import Outcome, Target
 from kvatlas.index import Moment, PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
@@ -18,12 +20,11 @@ __all__ = ["Books", "Settlement"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Books:
+class Books(msgspec.Struct):
     """What one plan promised and whom it charged.
 
     Attributes:
-        uncached_tokens: worker id -> prompt tokens it would have to compute.
+        uncached_tokens: prompt tokens that each worker would have to compute.
         promised_tokens: worker id -> cached tokens it will report, where that can be said: only there its uncached
             tokens are known well enough to measure its speed with.
         rendered_tokens: length of the prompt, if it is one and known.
@@ -33,14 +34,14 @@ class Books:
         sent: worker id -> its moment when the request was sent there.
     """
 
-    uncached_tokens: dict[str, int]
+    uncached_tokens: UncachedTokens
     promised_tokens: dict[str, int]
     rendered_tokens: int | None
     stream: bool
     prompt: RenderedPrompt | None = None
-    matches: dict[str, WorkerMatch] = field(default_factory=dict)
-    tickets: dict[str, tuple[LoadLedger, Ticket]] = field(default_factory=dict)
-    sent: dict[str, Moment] = field(default_factory=dict)
+    matches: dict[str, WorkerMatch] = {}
+    tickets: dict[str, tuple[LoadLedger, Ticket]] = {}
+    sent: dict[str, Moment] = {}
 
 
 class KnowsWorkers(Protocol):

@@ -61,8 +61,8 @@ def cost_terms(
     Returns:
         The terms. Every one grows with the load figure it is made of and shrinks with the hit.
     """
-    (terms,) = all_cost_terms(prompt_tokens, (candidate,), (surplus,), decode_share=decode_share, crowding=crowding)
-    return terms
+    terms, _ = all_cost_terms(prompt_tokens, (candidate,), (surplus,), decode_share=decode_share, crowding=crowding)
+    return terms[0]
 
 
 def all_cost_terms(
@@ -72,17 +72,22 @@ def all_cost_terms(
     *,
     decode_share: float,
     crowding: float,
-) -> tuple[CostTerms, ...]:
-    """The terms for every candidate, in one pass; arguments as for `cost_terms`. Cost: 0.7 us per candidate."""
+) -> tuple[tuple[CostTerms, ...], tuple[float, ...]]:
+    """The terms of every candidate and their sums, in one pass; arguments as for `cost_terms`.
+
+    Cost: 0.7 us per candidate.
+    """
     all_terms = []
+    sums = []
     for candidate, surplus in zip(candidates, surpluses, strict=True):
         tokens_per_s = candidate.prefill_tokens_per_s
         queue_s = candidate.queued_prefill_tokens / tokens_per_s
         tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
         prefill_s = (tokens if tokens > _LEAST_TOKENS else _LEAST_TOKENS) / tokens_per_s
         steps = candidate.waiting_requests + decode_share * candidate.running_requests
+        decode_s = steps * candidate.decode_step_s
         balance_s = surplus * (queue_s + prefill_s)
-        all_terms.append(
-            CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, balance_s, crowding * prefill_s)
-        )
-    return tuple(all_terms)
+        crowding_s = crowding * prefill_s
+        all_terms.append(CostTerms(queue_s, prefill_s, decode_s, balance_s, crowding_s))
+        sums.append(queue_s + prefill_s + decode_s + balance_s + crowding_s)
+    return tuple(all_terms), tuple(sums)

@@ -53,19 +53,25 @@ class Picker:
                 "no worker may take this request now: all are unhealthy, draining or of other models"
             )
         ranking = self._policy.pick(request, candidates)
-        order = ranking.order
-        kept = range(len(candidates)) if len(candidates) <= _MOST_CANDIDATES else _telling(candidates, ranking)
+        order, scores, terms, best = ranking.order, ranking.scores, ranking.terms, ranking.order[0]
+        kept: Sequence[Candidate] = candidates
+        if len(candidates) > _MOST_CANDIDATES:
+            places = _telling(candidates, ranking)
+            kept = [candidates[index] for index in places]
+            scores = tuple([scores[index] for index in places])
+            terms = tuple([terms[index] for index in places]) if terms else ()
+            best = places.index(best)
         decision = Decision(
             request.request_id,
             self._clock.wall_s(),
             self._policy.name,
             request.prompt_tokens,
             len(candidates),
-            tuple([candidates[index] for index in kept]),
-            tuple([ranking.scores[index] for index in kept]),
+            tuple(kept),
+            scores,
             ranking.score_unit,
-            tuple([ranking.terms[index] for index in kept]) if ranking.terms else (),
-            kept.index(order[0]),
+            terms,
+            best,
             tuple([candidates[index].worker_id for index in order]),
             without_index,
         )

@@ -33,25 +33,38 @@ class CostPolicy:
 
         Cost: about 3 us plus 1 us per candidate.
         """
-        terms = self.terms(request, candidates)
-        scores = tuple([term.total_s for term in terms])
+        terms, scores = self._terms(request, candidates)
         names = [candidate.worker_id for candidate in candidates]
-        ranked = [index for _, _, index in sorted(zip(scores, names, range(len(scores)), strict=True))]
+        ranked = [place[2] for place in sorted(zip(scores, names, range(len(scores)), strict=True))]
         best = scores[ranked[0]]
         limit = best + max(self._settings.tie_floor_s, self._settings.tie_share * best)
         equals = [index for index in ranked if scores[index] <= limit]
         if len(equals) > 1:
-            held = [candidates[index].requests_held for index in equals]
-            turns = self._turns.keys([names[index] for index in equals])
-            equals = [index for *_, index in sorted(zip(held, turns, range(len(equals)), equals, strict=True))]
+            equals = self._by_preference(equals, candidates)
         order = (*equals, *ranked[len(equals) :])
         chosen = candidates[order[0]]
         self._turns.chosen(chosen.worker_id)
         self._recent.add(chosen.worker_id, uncached_tokens(request.prompt_tokens, chosen), len(candidates))
         return Ranking(order, scores, "s", terms)
 
+    def _by_preference(self, equals: list[int], candidates: Sequence[Candidate]) -> list[int]:
+        """By requests held, then by turn; of those alike in both, as they came."""
+        turn_of = self._turns.key
+        keys = []
+        for place, index in enumerate(equals):
+            candidate = candidates[index]
+            held = candidate.running_requests + candidate.waiting_requests
+            keys.append((held, turn_of(candidate.worker_id), place))
+        keys.sort()
+        return [equals[key[2]] for key in keys]
+
     def terms(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[CostTerms, ...]:
         """The cost of each candidate now, without choosing."""
+        return self._terms(request, candidates)[0]
+
+    def _terms(
+        self, request: RoutingRequest, candidates: Sequence[Candidate]
+    ) -> tuple[tuple[CostTerms, ...], tuple[float, ...]]:
         settings = self._settings
         weight = settings.balance_weight
         surpluses = [weight * surplus for surplus in self._recent.surpluses(candidates)]
