@@ -149,12 +149,14 @@ _chat_decoder = msgspec.json.Decoder(_ChatBody, strict=False)
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[_BodyT]) -> _BodyT:
     try:
-        return decoder.decode(body)
+        decoded: _BodyT = decoder.decode(body)
+        return decoded
     except (msgspec.DecodeError, RecursionError):
         pass
     # The engine's JSON reader takes a little more than strict JSON: what it would accept must not fail here.
     try:
-        return msgspec.convert(json.loads(body), decoder.type, strict=False)
+        converted: _BodyT = msgspec.convert(json.loads(body), decoder.type, strict=False)
+        return converted
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request body has the wrong shape: {error}") from None
     except RecursionError:
