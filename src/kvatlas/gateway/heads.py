@@ -179,7 +179,7 @@ def forward_head(head: RequestHead, request_id: str, where: tuple[str, str], add
     if added:
         names, lines = _added_lines(added)
         lowered = fields.lower()
-        if any([b"\r\n" + name in lowered for name in names]):
+        if any(b"\r\n" + name in lowered for name in names):
             fields = _without(fields, names)
         fields += lines
     version = "HTTP/1.0" if head.http_1_0 else "HTTP/1.1"

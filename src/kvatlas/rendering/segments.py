@@ -12,7 +12,6 @@ are never cut.
 import json
 import re
 from collections.abc import Iterator
-from os.path import commonprefix
 from typing import Any, TypeAlias
 
 import tokenizers
@@ -41,7 +40,7 @@ class Segmenter:
         # Longest first: the tokenizer, too, takes the longest token that begins at a place.
         ordered = sorted(marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-        self._prefix = commonprefix(ordered)
+        self._prefix = _common_beginning(ordered)
 
     def cut(self, text: str) -> list[str]:
         """Pieces that make up the text, each but the last ending in a special token. One when nothing may be cut."""
@@ -68,6 +67,12 @@ class Segmenter:
             if found is not None:
                 yield found.end()
             place = text.find(self._prefix, place + 1 if found is None else found.end())
+
+
+def _common_beginning(texts: list[str]) -> str:
+    first, last = min(texts, default=""), max(texts, default="")
+    size = next((size for size, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    return first[:size]
 
 
 def _safe_marks(tokenizer: tokenizers.Tokenizer, pipeline: dict[str, Any]) -> list[str]:

@@ -83,7 +83,7 @@ def all_cost_terms(
         tokens_per_s = candidate.prefill_tokens_per_s
         queue_s = candidate.queued_prefill_tokens / tokens_per_s
         tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
-        prefill_s = (tokens if tokens > _LEAST_TOKENS else _LEAST_TOKENS) / tokens_per_s
+        prefill_s = max(_LEAST_TOKENS, tokens) / tokens_per_s
         steps = candidate.waiting_requests + decode_share * candidate.running_requests
         decode_s = steps * candidate.decode_step_s
         balance_s = surplus * (queue_s + prefill_s)
