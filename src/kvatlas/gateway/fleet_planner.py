@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 import msgspec
@@ -48,14 +48,14 @@ _MAX_MATCHED_TOKENS = 131_072
 """Tokens of a prompt that are looked up (about 20 ms); what lies beyond counts as not cached."""
 _MAX_REMOTE_TEXTS = 16
 """Texts of one request that an engine's /tokenize is asked for, one call each."""
+_PROMPT_PATHS = frozenset(("/v1/chat/completions", "/v1/completions"))
 _GENERATES = frozenset(("completions", "chat"))
 _UNRENDERED_BYTES_PER_TOKEN = 4
 _MAX_GUESSED_TOKENS = 4096
 """Guess of a prompt's length where it could not be tokenised: only its share of the load rests on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
+class _Rendered(msgspec.Struct, frozen=True, gc=False):
     """A request's prompts, or why there are none."""
 
     prompts: tuple[RenderedPrompt, ...] = ()
@@ -123,7 +123,7 @@ class FleetPlanner:
             ModelNotFound: nobody serves the model.
             NoWorkerAvailable: nobody is healthy.
         """
-        if not self._forward_all_paths and not is_forwarded(request.path):
+        if request.path not in _PROMPT_PATHS and not self._forward_all_paths and not is_forwarded(request.path):
             raise PathNotForwarded(_not_forwarded(request.path))
         if request.path == "/v1/models" and (reply := self._all_models()) is not None:
             return reply
@@ -228,7 +228,9 @@ class FleetPlanner:
         prompts = [self._as_cached(prompt, parsed.model, workers) for prompt in rendered.prompts]
         matches = [] if parsed.skips_cache else [self._match(prompt, workers) for prompt in prompts]
         if rendered.without_index is None:
-            prompt_tokens = sum([len(prompt.token_ids) for prompt in rendered.prompts])
+            prompt_tokens = 0
+            for prompt in rendered.prompts:
+                prompt_tokens += len(prompt.token_ids)
         else:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         promised = _promises(parsed, rendered.prompts, workers, matches)
@@ -270,8 +272,10 @@ class FleetPlanner:
     def _as_cached(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> RenderedPrompt:
         """The prompt with the adapter that is part of its blocks, cut to what is looked up."""
         extras, token_ids = prompt.extras, prompt.token_ids
-        if model is not None and any(model in worker.adapters for worker in workers):
-            extras = replace(extras, lora=Lora(model))
+        for worker in workers:
+            if worker.adapters and model in worker.adapters:
+                extras = replace(extras, lora=Lora(model or ""))
+                break
         if extras is prompt.extras and len(token_ids) <= _MAX_MATCHED_TOKENS:
             return prompt
         return RenderedPrompt(token_ids[:_MAX_MATCHED_TOKENS], extras)

@@ -31,32 +31,27 @@ class CostPolicy:
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by expected seconds; among (nearly) equal ones by requests held, then by turn.
 
-        Cost: about 3 us plus 1 us per candidate.
+        Cost: about 3 us plus 1.5 us per candidate.
         """
         terms, scores = self._terms(request, candidates)
-        names = [candidate.worker_id for candidate in candidates]
-        ranked = [place[2] for place in sorted(zip(scores, names, range(len(scores)), strict=True))]
-        best = scores[ranked[0]]
+        best = min(scores)
         limit = best + max(self._settings.tie_floor_s, self._settings.tie_share * best)
-        equals = [index for index in ranked if scores[index] <= limit]
-        if len(equals) > 1:
-            equals = self._by_preference(equals, candidates)
-        order = (*equals, *ranked[len(equals) :])
+        equals = []
+        others = []
+        for index, candidate in enumerate(candidates):
+            score = scores[index]
+            if score <= limit:
+                held = candidate.running_requests + candidate.waiting_requests
+                equals.append((held, self._turns.key(candidate.worker_id), score, candidate.worker_id, index))
+            else:
+                others.append((score, candidate.worker_id, index))
+        equals.sort()
+        others.sort()
+        order = (*[key[4] for key in equals], *[key[2] for key in others])
         chosen = candidates[order[0]]
         self._turns.chosen(chosen.worker_id)
         self._recent.add(chosen.worker_id, uncached_tokens(request.prompt_tokens, chosen), len(candidates))
         return Ranking(order, scores, "s", terms)
-
-    def _by_preference(self, equals: list[int], candidates: Sequence[Candidate]) -> list[int]:
-        """By requests held, then by turn; of those alike in both, as they came."""
-        turn_of = self._turns.key
-        keys = []
-        for place, index in enumerate(equals):
-            candidate = candidates[index]
-            held = candidate.running_requests + candidate.waiting_requests
-            keys.append((held, turn_of(candidate.worker_id), place))
-        keys.sort()
-        return [equals[key[2]] for key in keys]
 
     def terms(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[CostTerms, ...]:
         """The cost of each candidate now, without choosing."""
