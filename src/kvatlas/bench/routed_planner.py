@@ -1,7 +1,7 @@
 """The planner a fleet really uses, for the gateway benchmark: parse, render, hash, look up, pick, keep the books.
 
 The one stand-in engine plays eight workers (eight ranks of one address), each of which is known to hold the load's
-prompt, so that every request walks the whole index, every candidate is scored, and the engine reports what was promised.
+prompt, so that every request walks the whole index, every candidate is scored, and what is promised is reported.
 """
 
 import tempfile

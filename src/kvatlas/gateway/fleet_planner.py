@@ -27,6 +27,7 @@ from kvatlas.rendering import (
     LocalRenderer,
     ParsedRequest,
     RenderedPrompt,
+    TokenCache,
     extras_of,
     parse_request,
     with_report_mode,
@@ -189,6 +190,11 @@ class FleetPlanner:
     def ready(self) -> bool:
         """Whether any worker is healthy."""
         return self._fleet.ready
+
+    @property
+    def token_caches(self) -> frozenset[TokenCache]:
+        """What the renderers remember of turns."""
+        return frozenset(renderer.cache for renderer in self._renderers.values())
 
     async def _plan_later(
         self,
