@@ -37,6 +37,12 @@ class RoutedParts:
     index: PrefixIndex
     picker: Picker
     renderer: LocalRenderer
+    session: aiohttp.ClientSession
+
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        await self.fleet.close()
+        await self.session.close()
 
 
 async def routed_planner(targets: tuple[Target, ...]) -> FleetPlanner:
@@ -59,16 +65,17 @@ async def routed_parts(target: Target) -> RoutedParts:
     _fill(index, renderer)
     log = DecisionLog(config.decision_log_size)
     picker = Picker(make_policy(config.policy, seed=1), clock, log)
+    session = aiohttp.ClientSession()
     planner = FleetPlanner(
         fleet,
         index,
         picker,
         log,
         renderers={ANY_MODEL: renderer},
-        session=aiohttp.ClientSession(),
+        session=session,
         config=config,
     )
-    return RoutedParts(planner, fleet, index, picker, renderer)
+    return RoutedParts(planner, fleet, index, picker, renderer, session)
 
 
 def _tiny_renderer() -> LocalRenderer:

@@ -177,10 +177,12 @@ def forward_head(head: RequestHead, request_id: str, where: tuple[str, str], add
     authority, base_path = where
     fields = head.forwarded
     if added:
-        names, lines = _added_lines(added)
+        names, beginnings, lines = _added_lines(added)
         lowered = fields.lower()
-        if any(b"\r\n" + name in lowered for name in names):
-            fields = _without(fields, names)
+        for beginning in beginnings:
+            if beginning in lowered:
+                fields = _without(fields, names)
+                break
         fields += lines
     version = "HTTP/1.0" if head.http_1_0 else "HTTP/1.1"
     length = ""
@@ -192,10 +194,11 @@ def forward_head(head: RequestHead, request_id: str, where: tuple[str, str], add
 
 
 @lru_cache(maxsize=4096)
-def _added_lines(added: Headers) -> tuple[frozenset[bytes], bytes]:
-    """Names in lower case and wire form of added fields: a worker's are the same for every request."""
+def _added_lines(added: Headers) -> tuple[frozenset[bytes], tuple[bytes, ...], bytes]:
+    """Added fields, the same for every request to a worker: names in lower case, how such lines begin, wire form."""
     check_headers(added)
-    return frozenset(name.lower() for name, _ in added), b"".join(b"\r\n%b: %b" % field for field in added)
+    names = frozenset(name.lower() for name, _ in added)
+    return names, tuple(b"\r\n" + name for name in names), b"".join(b"\r\n%b: %b" % field for field in added)
 
 
 def ends_with_connection(head: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvatlas.fleet import LoadLedger, Ticket, Worker, cause_of
+from kvatlas.fleet import Cause, LoadLedger, Ticket, Worker, cause_of
 from kvatlas.gateway.candidates import UncachedTokens
 from kvatlas.gateway.values import Outcome, Target
 from kvatlas.index import Moment, PrefixIndex, WorkerMatch
@@ -98,21 +98,24 @@ class Settlement:
             self._heal(books, worker, outcome.cached_tokens)
 
     def _compare(self, books: Books, worker: Worker, predicted: int, reported: int, *, parity: bool) -> None:
+        cause = None if predicted == reported else self._cause(books, worker, predicted - reported, parity=parity)
+        if worker.audit.record(predicted, reported, cause) and worker.source is not None:
+            worker.source.note_overclaim(
+                f"the engine reported {reported} cached tokens where {predicted} were promised, and repeatedly so, "
+                "without a removal that explains it: events must be missing"
+            )
+
+    def _cause(self, books: Books, worker: Worker, error_tokens: int, *, parity: bool) -> Cause | None:
         sent = books.sent.get(worker.worker_id)
         now = self._index.moment(worker.worker_id)
-        cause = cause_of(
-            predicted - reported,
+        return cause_of(
+            error_tokens,
             parity=parity,
             same_epoch=sent is not None and sent.epoch == now.epoch,
             removed=sent is None or sent.removals != now.removals,
             stored=sent is None or sent.stores != now.stores,
             block_size=self._index.block_size(worker.worker_id) or 1,
         )
-        if worker.audit.record(predicted, reported, cause) and worker.source is not None:
-            worker.source.note_overclaim(
-                f"the engine reported {reported} cached tokens where {predicted} were promised, and repeatedly so, "
-                "without a removal that explains it: events must be missing"
-            )
 
     def _heal(self, books: Books, worker: Worker, reported: int) -> None:
         """Take the engine's count for its word where it says more than is known.

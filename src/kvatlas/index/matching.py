@@ -43,22 +43,25 @@ def match_columns(
     columns: Mapping[str, WorkerColumn],
 ) -> dict[str, WorkerMatch]:
     """The match of every worker whose block size is known; those of one block size and root key in one walk."""
-    alike: dict[tuple[int, int], dict[str, WorkerColumn]] = {}
-    for worker_id, column in columns.items():
-        size = column.block_size
-        if size is not None:
-            key = (size, column.root_key)
-            if key in alike:
-                alike[key][worker_id] = column
-            else:
-                alike[key] = {worker_id: column}
     found: dict[str, WorkerMatch] = {}
-    for (size, root_key), together in alike.items():
+    for (size, root_key), together in _alike(columns).items():
         matches = PromptMatcher(core, planes, hasher, token_ids, extras, size, root_key).match(together)
-        if len(alike) == 1:
+        if len(together) == len(columns):
             return matches
         found.update(matches)
     return found
+
+
+def _alike(columns: Mapping[str, WorkerColumn]) -> Mapping[tuple[int, int], Mapping[str, WorkerColumn]]:
+    """Columns by block size and root key; in most fleets all have the same."""
+    kinds = [(column.block_size, column.root_key) for column in columns.values()]
+    if kinds and kinds[0][0] is not None and kinds.count(kinds[0]) == len(kinds):
+        return {(kinds[0][0], kinds[0][1]): columns}
+    alike: dict[tuple[int, int], dict[str, WorkerColumn]] = {}
+    for (size, root_key), (worker_id, column) in zip(kinds, columns.items(), strict=True):
+        if size is not None:
+            alike.setdefault((size, root_key), {})[worker_id] = column
+    return alike
 
 
 class PromptMatcher:
