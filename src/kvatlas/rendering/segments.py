@@ -11,7 +11,7 @@ are never cut.
 
 import json
 import re
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import tokenizers
@@ -46,27 +46,23 @@ class Segmenter:
         """Pieces that make up the text, each but the last ending in a special token. One when nothing may be cut."""
         if self._marks is None:
             return [text]
-        pieces = []
-        start = 0
-        for end in self._ends(self._marks, text):
-            pieces.append(text[start:end])
-            start = end
-        if start < len(text) or not pieces:
-            pieces.append(text[start:])
-        return pieces
-
-    def _ends(self, marks: re.Pattern[str], text: str) -> Iterator[int]:
-        """Where special tokens end."""
-        if len(self._prefix) < _USEFUL_PREFIX:
-            for match in marks.finditer(text):
-                yield match.end()
-            return
-        place = text.find(self._prefix)
-        while place >= 0:
-            found = marks.match(text, place)
-            if found is not None:
-                yield found.end()
-            place = text.find(self._prefix, place + 1 if found is None else found.end())
+        prefix = self._prefix
+        if len(prefix) < _USEFUL_PREFIX:
+            ends = [found.end() for found in self._marks.finditer(text)]
+        else:
+            ends = []
+            match = self._marks.match
+            place = text.find(prefix)
+            while place >= 0:
+                found = match(text, place)
+                if found is None:
+                    place = text.find(prefix, place + 1)
+                else:
+                    ends.append(end := found.end())
+                    place = text.find(prefix, end)
+        if not ends or ends[-1] < len(text):
+            ends.append(len(text))
+        return [text[start:end] for start, end in pairwise((0, *ends))]
 
 
 def _common_beginning(texts: list[str]) -> str:
