@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import struct
 import subprocess
 from array import array
 
@@ -514,3 +515,43 @@ def test_c_files_run_well_on_an_emulated_arm(tmp_path):
     done = subprocess.run(["qemu-aarch64-static", program], check=False, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "sha256: armv8 beside portable" in done.stdout
+
+
+# Runs of batches
+
+
+@st.composite
+def runs(draw):
+    """Batches most of which follow one another, with heads and time stamps of every sort."""
+    first = draw(st.sampled_from([0, 1, 7, 2**32 - 1, 2**53, 2**64 - 9]))
+    steps = draw(st.lists(st.sampled_from([1, 1, 1, 1, 1, 0, 2]), max_size=12))
+    seqs = [min(first + sum(steps[:at]), 2**64 - 1) for at in range(len(steps) + 1)]
+    times = st.floats(0, 50) | st.sampled_from([float("inf"), float("-inf"), float("nan")])
+    heads = st.builds(lambda ts: b"\x93\xcb" + struct.pack(">d", ts), times)
+    payloads = st.builds(lambda head, rest: head + rest, heads | st.binary(max_size=12), st.binary(max_size=40))
+    return first, [(seq, draw(payloads)) for seq in seqs]
+
+
+@needs_native
+@given(runs(), st.floats(0, 50) | st.just(float("-inf")), st.integers(1, 9), st.booleans(), st.integers(0, 1))
+def test_accepted_runs_are_those_of_the_twin(run, last_ts, room, must_rise, ahead):
+    """The same count, time and digests, whatever the numbers, heads and times are."""
+    first, batches = run
+    outcomes = []
+    for kernels in (NATIVE, _pure):
+        digests = array("Q", [5] * room)
+        count, ts = kernels.accept_run(batches, first + ahead, last_ts, digests, must_rise)
+        outcomes.append((count, repr(ts), digests))
+    assert outcomes[0] == outcomes[1]
+
+
+@both
+def test_an_accepted_run_notes_what_it_saw(kernels):
+    """Up to the hole: digests at their places, the time of the last one."""
+    payloads = [b"\x93\xcb" + struct.pack(">d", ts) + b"\x90\xc0" for ts in (1.0, 2.0, 3.0)]
+    digests = array("Q", [0] * 4)
+    run = list(zip((6, 7, 9), payloads, strict=True))
+    assert kernels.accept_run(run, 6, 0.5, digests, True) == (2, 2.0)
+    assert list(digests) == [0, 0, *(xxhash.xxh3_64_intdigest(payload, 0) for payload in payloads[:2])]
+    assert kernels.accept_run(run, 6, 1.5, digests, True) == (0, 1.5)
+    assert kernels.accept_run(run, 6, 1.5, digests, False) == (2, 2.0)

@@ -1,6 +1,7 @@
 """Engines that die, hang, fall silent or are replaced: noticed within the times that docs/trust.md states."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 
@@ -67,16 +68,19 @@ async def test_an_engine_that_fails_its_health_checks_is_out_in_time(fault: str)
 
 
 async def test_engines_that_hang_do_not_delay_the_checks_of_the_others() -> None:
-    """A hundred and twenty hanging workers beside a good one: it stays a candidate."""
-    good, bad = Pages(), Pages()
-    bad.hangs = True
-    async with serving(good, bad):
-        workers = [WorkerConfig(url=bad.url, rank=rank, events="none") for rank in range(120)]
-        settings = {"health_interval_s": 0.2, "health_timeout_s": 0.5}
-        async with fleet_of(WorkerConfig(url=good.url, events="none"), *workers, **settings) as (fleet, _):
-            for _ in range(10):
-                await asyncio.sleep(0.1)
-                assert len(fleet.candidates(None)) == 1
+    """A hundred and twenty hanging engines beside a good one: its checks go on before any of theirs ends."""
+    good = Pages()
+    hanging = socket.create_server(("127.0.0.1", 0), backlog=1024)  # connects, and nobody ever answers
+    url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+    settings = {"health_interval_s": 0.2, "health_timeout_s": 8.0}
+    with hanging:
+        async with serving(good), fleet_of(WorkerConfig(url=good.url, events="none"), **settings) as (fleet, _):
+            for number in range(120):
+                fleet.add(WorkerConfig(url=f"{url}/{number}", events="none"))
+            await asyncio.sleep(0.3)  # all of them are asked by now
+            before = good.scraped
+            await until(lambda: good.scraped >= before + 3, "three checks", seconds=6.0)
+            assert fleet.workers[0].healthy
 
 
 async def traffic(engine: Pages, tokens: int, requests: int, until_true: Callable[[], bool]) -> float:
@@ -91,27 +95,32 @@ async def traffic(engine: Pages, tokens: int, requests: int, until_true: Callabl
 
 
 @pytest.mark.parametrize("replay", [False, True])
-async def test_a_stream_that_is_silent_while_its_engine_works_is_stale(replay: bool) -> None:
-    """The connection stands, blocks are stored by the counters, nothing comes, replay answers nothing: no credit."""
-    engine, stream = Pages(), Stream()
-    async with serving(engine):
-        following = fleet_of(configured(engine, stream, replay=replay), silent_stream_s=SILENT_S)
-        async with following as (fleet, index):
-            (worker,) = fleet.workers
+async def test_an_engine_whose_stream_is_silent_while_it_works_is_out_in_time(replay: bool) -> None:
+    """Connected, blocks stored by the counters, nothing comes, no replay: no credit and no candidate, till a batch."""
+    engine, other, stream = Pages(), Pages(), Stream()
+    async with serving(engine, other):
+        workers = configured(engine, stream, replay=replay), WorkerConfig(url=other.url, events="none")
+        async with fleet_of(*workers, silent_stream_s=SILENT_S) as (fleet, index):
+            worker, unheard = fleet.workers
             await until(lambda: worker.stream is not None and worker.stream.connections == 1, "connected")
-            await asyncio.sleep(0.05)  # a subscription takes a moment to reach the publisher
+            await stream.subscribed()
             stream.store(1)
             await until(lambda: hit(index, worker, 1) == BLOCK, "the block")
             assert worker.trust.level is Trust.SYNCED
             stream.mute = replay
-            took_s = await traffic(engine, 20 * BLOCK, 1, lambda: worker.trust.level is Trust.STALE)
+            took_s = await traffic(engine, 20 * BLOCK, 1, lambda: fleet.candidates("m") == [unheard])
             assert SILENT_S <= took_s < SILENT_S + 2 * 0.02 + SLACK_S
+            assert worker.trust.level is Trust.STALE
             assert "silent while the engine works" in worker.trust.reason
-            assert fleet.candidates(None) == [worker]
+            other.status = 503
+            await until(lambda: fleet.candidates("m") == [worker], "a candidate again, since nobody else is healthy")
+            other.status = 200
+            await until(lambda: fleet.candidates("m") == [unheard], "out again")
             stream.mute = False
             stream.store(2)
             await until(lambda: worker.trust.level is Trust.SYNCED, "believed again, since no number is missing")
             assert hit(index, worker, 2) == BLOCK
+            assert len(fleet.candidates("m")) == 2
     stream.close()
 
 
@@ -181,24 +190,21 @@ async def test_a_restart_that_the_stream_told_is_not_told_twice() -> None:
     engine, old = Pages(), Stream()
     async with (
         serving(engine),
-        fleet_of(configured(engine, old, replay=False), health_interval_s=0.3) as (fleet, index),
+        fleet_of(configured(engine, old, replay=False), health_interval_s=0.05) as (fleet, index),
     ):
         (worker,) = fleet.workers
-        await until(lambda: worker.stream is not None and worker.stream.connections == 1, "connected")
-        await asyncio.sleep(0.05)
+        await old.subscribed()
         old.store(1)
         await until(lambda: hit(index, worker, 1) == BLOCK, "the old block")
-        await asyncio.sleep(0.35)  # a check sees the old life with its batch
+        await engine.scrapes(2)  # a check sees the old life with its batch
         old.close()
         await until(lambda: worker.trust.level is Trust.STALE, "gone")
-        await asyncio.sleep(0.05)
-        new = Stream(port=old.port)
-        engine.started_s = 2_000.0
-        await until(lambda: worker.stream is not None and worker.stream.connections == 2, "connected again")
-        await asyncio.sleep(0.05)
+        new = await Stream.at(old.port)
+        await new.subscribed()
         new.store(2)
         await until(lambda: hit(index, worker, 2) == BLOCK, "the new block")
-        await asyncio.sleep(0.7)  # two checks
+        engine.started_s = 2_000.0  # not before: another process would be followed anew, and its block missed
+        await engine.scrapes(3)
         assert (hit(index, worker, 1), hit(index, worker, 2)) == (0, BLOCK)
         assert worker.trust.level is Trust.SYNCED
     new.close()

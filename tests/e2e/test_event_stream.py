@@ -313,7 +313,7 @@ async def test_restart_without_replay():
         with restarted(first.endpoint) as second:
             await until(lambda: sink.status == "syncing", "connected again")
             assert sink.seen[-1] == ("gap", last_seq + 1, None)
-            await asyncio.sleep(0.2)  # the subscription travels on its own; there is no replay to mend its loss
+            await asyncio.sleep(0.5)  # the subscription travels on its own; there is no replay to mend its loss
             second.publish(batch(100))
             await until(lambda: sink.seen[-1] == (0, 100), "the new life")
             assert sink.seen[-2] == "life"

@@ -384,7 +384,7 @@ class TestEvents:
     def test_raw_frames(self, client, subscription):
         """Three frames; blocks named as vLLM would name them; a reply's blocks continue the prompt's."""
         prompt = list(range(8000, 8040))
-        time.sleep(0.1)  # the publisher learns of the subscription a moment after the handshake
+        time.sleep(0.5)  # the publisher learns of the subscription a moment after the handshake
         reply = client.complete(prompt, 10)["choices"][0]["token_ids"]
         batches = [subscription.recv_multipart() for _ in range(2)]
         assert [topic for topic, _, _ in batches] == [b"kv-events"] * 2

@@ -10,9 +10,8 @@ import zmq
 
 from kvatlas.clock import SystemClock
 from kvatlas.events import BlockRemoved, EventBatch, encode_batch
-from kvatlas.stream import SubscriberConfig, ZmqEventSubscriber
-from kvatlas.stream.live_channel import Spread
-from support.engines import until
+from kvatlas.stream import Spread, SubscriberConfig, ZmqEventSubscriber
+from support.engines import open_pub, subscribed, until
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +23,7 @@ class Publisher:
 
     def __init__(self, *, ring: int = 100_000) -> None:
         context = zmq.Context.instance()
-        self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.pub, self.router = open_pub(context), context.socket(zmq.ROUTER)
         self.router.set_hwm(0)
         self.endpoint = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
         self.replay_endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
@@ -124,6 +123,7 @@ class Following:
     """A subscriber that runs inside the `async with`."""
 
     def __init__(self, publisher: Publisher, *, replay: bool = True, **config: object) -> None:
+        self.publisher = publisher
         self.sink = Sink()
         settings = {"replay_timeout_s": 0.3, "retry_s": 0.02, "probe_s": 30.0, "reconnect_max_s": 0.2, **config}
         replay_endpoint = publisher.replay_endpoint if replay else None
@@ -134,7 +134,7 @@ class Following:
     async def __aenter__(self) -> tuple[ZmqEventSubscriber, Sink]:
         self.task = asyncio.create_task(self.subscriber.run())
         await until(lambda: self.subscriber.counters.connections == 1, "connected")
-        await asyncio.sleep(0.05)  # the subscription takes a moment to reach the publisher
+        await subscribed(self.publisher.pub)
         return self.subscriber, self.sink
 
     async def __aexit__(self, *_: object) -> None:

@@ -14,6 +14,7 @@ from kvatlas.fleet import EventSource, Trust, TrustState
 from kvatlas.hashing import BlockKeyHasher
 from kvatlas.index import PrefixIndex
 from kvatlas.stream import SubscriberConfig, ZmqEventSubscriber
+from support.engines import open_pub, subscribed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio]
 
@@ -52,7 +53,7 @@ class RawEngine:
 @asynccontextmanager
 async def followed(*, replay: bool, topic: str = "") -> AsyncIterator[tuple[RawEngine, EventSource, PrefixIndex]]:
     """An engine, and a worker that follows its stream."""
-    with zmq.Context() as context, context.socket(zmq.PUB) as publisher, context.socket(zmq.ROUTER) as router:
+    with zmq.Context() as context, open_pub(context) as publisher, context.socket(zmq.ROUTER) as router:
         for socket in (publisher, router):
             socket.setsockopt(zmq.LINGER, 0)
         ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (publisher, router)]
@@ -86,8 +87,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_new_life_on_a_living_connection_is_trusted_again(replay: bool) -> None:
     """Numbers go back to 0 while the connection stays: the old life is forgotten, the new one earns full trust."""
     async with followed(replay=replay) as (engine, source, index):
-        await until(lambda: source.trust.level in (Trust.SYNCED, Trust.SYNCING))
-        await asyncio.sleep(0.1)  # the subscription itself must reach the publisher
+        await subscribed(engine.publisher)
         for seq in range(3):
             engine.publish(seq, 1, 100.0 + seq)
         await until(lambda: source.stats.last_seq == 2 and source.trust.level is Trust.SYNCED)
@@ -120,8 +120,8 @@ async def test_wrong_topic_is_noticed() -> None:
 async def test_joining_late_without_replay_is_partial() -> None:
     """The first batch seen is not the publisher's first: what came before is unknown, and said to be."""
     async with followed(replay=False) as (engine, source, _):
+        await subscribed(engine.publisher)
         await until(lambda: source.trust.level is Trust.SYNCING)
-        await asyncio.sleep(0.1)
         engine.publish(5, 1, 100.0)
         await until(lambda: source.trust.level is Trust.PARTIAL)
         assert "0..4" in source.trust.reason

@@ -143,13 +143,13 @@ def test_without_replay_all_is_doubted(fleet: SimulatedFleet, tmp_path: Path) ->
     arguments = options(fleet, tmp_path, replay=False, snapshot_path=str(tmp_path / "index.snapshot"))
     with running_gateway(tmp_path / "log1", *arguments) as gateway:
         gateway.await_workers(lambda worker: worker["trust"]["level"] in ("syncing", "synced", "partial"))
-        time.sleep(0.2)  # the subscription itself must reach the engine
+        time.sleep(0.5)  # the subscription itself must reach the engine
         for number in range(5):
             complete(gateway.base_url, number)
         settle(gateway)
     with running_gateway(tmp_path / "log2", *arguments) as gateway:
         gateway.await_workers(lambda worker: worker["trust"]["level"] == "syncing")
-        time.sleep(0.2)
+        time.sleep(0.5)
         complete(gateway.base_url, 60)
         worker = await_trust(gateway, "partial")
         assert worker["index"]["resident_blocks"] >= 20

@@ -19,17 +19,27 @@ BLOCK = 16
 MARKER = b"\xff" * 8
 
 
+def open_pub(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+    """A publisher's socket that can be asked whether somebody has subscribed: see `subscribed`."""
+    pub = context.socket(zmq.XPUB)
+    pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+    return pub
+
+
+async def subscribed(pub: "zmq.Socket[bytes]") -> None:
+    """Wait for the next subscription. It travels after the handshake: what is sent before it came goes nowhere."""
+    await until(lambda: bool(pub.poll(0)) and pub.recv()[:1] == b"\x01", "a subscription")
+
+
 class Stream:
     """An engine's event sockets, served from the test's event loop; `batches` is what replay returns."""
 
-    def __init__(self, *, port: int | None = None) -> None:
+    def __init__(self) -> None:
         context = zmq.Context.instance()
-        self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.pub, self.router = open_pub(context), context.socket(zmq.ROUTER)
         for socket in (self.pub, self.router):
             socket.setsockopt(zmq.LINGER, 0)
-        self.port = port or self.pub.bind_to_random_port("tcp://127.0.0.1")
-        if port:
-            self.pub.bind(f"tcp://127.0.0.1:{port}")
+        self.port = self.pub.bind_to_random_port("tcp://127.0.0.1")
         self.replay_port = self.router.bind_to_random_port("tcp://127.0.0.1")
         self.batches: list[bytes] = []
         self.asked = 0
@@ -57,6 +67,10 @@ class Stream:
         if heard:
             self.pub.send_multipart([b"kv", (len(self.batches) - 1).to_bytes(8, "big"), payload])
 
+    async def subscribed(self) -> None:
+        """One more subscription than at the last call has reached the publisher: what it sends now is heard."""
+        await subscribed(self.pub)
+
     async def _serve(self) -> None:
         while True:
             if self.router.poll(0):
@@ -67,6 +81,20 @@ class Stream:
                         self.router.send_multipart([identity, b"", b"", seq.to_bytes(8, "big"), self.batches[seq]])
                     self.router.send_multipart([identity, b"", b"", MARKER, b""])
             await asyncio.sleep(0.002)
+
+    @classmethod
+    async def at(cls, port: int) -> "Stream":
+        """Another engine at the port of one that was closed, as soon as the port is free."""
+        while True:
+            stream = cls()
+            try:
+                stream.pub.bind(f"tcp://127.0.0.1:{port}")
+            except zmq.ZMQError:
+                stream.close()
+                await asyncio.sleep(0.01)
+            else:
+                stream.port = port
+                return stream
 
     def close(self) -> None:
         """Close the sockets; the ports are free a moment later."""
@@ -87,6 +115,7 @@ class Pages:
         self.sources: object | None = None
         self.server_info: object | None = None
         self.asked = 0
+        self.scraped = 0
         self.url = ""
 
     async def health(self, _: web.Request) -> web.Response:
@@ -97,7 +126,13 @@ class Pages:
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "parent": None}]})
 
+    async def scrapes(self, count: int) -> None:
+        """Wait until the metrics were read that often, and what was read last had its effect."""
+        wanted = self.scraped + count + 1  # the next scrape begins when the last one was worked up
+        await until(lambda: self.scraped >= wanted, f"{count} scrapes")
+
     async def metrics(self, _: web.Request) -> web.Response:
+        self.scraped += 1
         ranks = range(4)
         lines = [f'vllm:cache_config_info{{block_size="{BLOCK}",engine="{rank}"}} 1.0' for rank in ranks]
         lines += [

@@ -34,6 +34,7 @@ __all__ = [
     "xxh3_blocks",
 ]
 
+accept_run = kernels.accept_run
 chain_fnv1a_cbor = kernels.chain_fnv1a_cbor
 chain_sha256_cbor = kernels.chain_sha256_cbor
 chain_sha256_pages = kernels.chain_sha256_pages

@@ -4,6 +4,7 @@ Same names, arguments, results and errors as `kernel`; `tests/contract/test_nati
 """
 
 import hashlib
+import math
 import struct
 from array import array
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from kvatlas._native.arguments import MAX_U32, count_blocks, require_extras, req
 
 __all__ = [
     "BACKEND",
+    "accept_run",
     "chain_fnv1a_cbor",
     "chain_sha256_cbor",
     "chain_sha256_pages",
@@ -190,3 +192,37 @@ def xxh3_128(data: bytes, seed: int, /) -> bytes:
     """
     require_u64("the seed", seed)
     return xxhash.xxh3_128_digest(data, seed)
+
+
+def accept_run(
+    run: list[tuple[int, bytes]],
+    next_seq: int,
+    last_ts: float,
+    digests: "array[int]",
+    must_rise: bool,  # noqa: FBT001 - positional only, as all kernels
+    /,
+) -> tuple[int, float]:
+    """Count the leading batches of a run that follow without a break, and note their digests.
+
+    Args:
+        run: numbers and payloads of batches, in the order they came.
+        next_seq: the number that follows.
+        last_ts: time stamp of the batch before; that of bytes that are no batch is -inf.
+        digests: u64[n], n > 0; that of batch i goes to place i % n: its XXH3-64 under seed 0, or 1 for 0.
+        must_rise: stop at a batch that is older than the one before.
+
+    Returns:
+        How many follow, and the time stamp of the last of them (`last_ts` when none does).
+    """
+    count = 0
+    for seq, payload in run:
+        ts = -math.inf
+        if len(payload) >= 10 and 0x92 <= payload[0] <= 0x9F and payload[1] == 0xCB:
+            ts = struct.unpack_from(">d", payload, 2)[0]
+        if seq != next_seq or (must_rise and ts < last_ts):
+            break
+        digests[seq % len(digests)] = xxhash.xxh3_64_intdigest(payload, 0) or 1
+        last_ts = ts
+        next_seq += 1
+        count += 1
+    return count, last_ts

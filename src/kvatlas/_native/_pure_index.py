@@ -346,6 +346,19 @@ class IndexCore(AgingState):
         self._column(worker)
         return None
 
+    def ingest_run(
+        self, worker: int, _payloads: list[bytes], start: int, _rank: int | None, /
+    ) -> tuple[int, int, tuple[NativeBatch, bytes | list[tuple[int, int]]] | None]:
+        """Open and apply batches from the one at `start`, as long as `ingest` would apply all events of each.
+
+        Returns:
+            The position of the first that is not wholly applied, or the number of payloads; the events of those before
+            it; and what `apply` returned for it with its batch, None when nothing of it was applied. Here always
+            `start`, none, None.
+        """
+        self._column(worker)
+        return start, 0, None
+
     def apply(self, worker: int, _batch: NativeBatch, /) -> bytes | list[tuple[int, int]] | None:
         """Apply a batch's events, from where it stands, as far as they are of a learnt profile.
 

@@ -537,6 +537,40 @@ cdef class IndexCore:
         batch.payload = payload
         return batch if foreign else (batch, self.stopped(outcome, batch))
 
+    def ingest_run(self, Py_ssize_t worker, list payloads not None, Py_ssize_t start, rank, /):
+        """Open and apply batches from the one at `start`, as long as `ingest` would apply all events of each.
+
+        Returns:
+            The position of the first that is not wholly applied, or the number of payloads; the events of those before
+            it; and what `apply` returned for it with its batch, None when nothing of it was applied.
+        """
+        cdef kva_batch opened
+        cdef kva_applied outcome
+        cdef kva_column *column = self.column(worker)
+        cdef Py_ssize_t at, count = len(payloads)
+        cdef uint64_t events = 0
+        cdef bint any_rank = rank is not None and rank == -1
+        cdef bint no_rank = rank is None
+        cdef int64_t only_rank = 0 if no_rank else rank
+        cdef Batch batch
+        for at in range(start, count):
+            payload = payloads[at]
+            if type(payload) is not bytes or PyBytes_Size(payload) > MAX_PAYLOAD_BYTES:
+                return at, events, None
+            if not kva_batch_open(&opened, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload),
+                                  MAX_EVENTS, MAX_DEPTH):
+                return at, events, None
+            if opened.has_rank and not any_rank and (no_rank or opened.rank != only_rank):
+                return at, events, None
+            outcome = kva_apply(self.c, column, &opened, &self.applier)
+            if outcome != KVA_ALL_APPLIED:
+                batch = Batch.__new__(Batch)
+                batch.c = opened
+                batch.payload = payload
+                return at, events, (batch, self.stopped(outcome, batch))
+            events += opened.event_count
+        return count, events, None
+
     cdef object stopped(self, kva_applied outcome, Batch batch):
         if outcome == KVA_ALL_APPLIED:
             return None

@@ -46,6 +46,10 @@ cdef extern from "chain.h":
                                     const kva_extra *extras, uint64_t *out)
 
 
+cdef extern from "batch_time.h":
+    double kva_batch_time(const uint8_t *payload, size_t length)
+
+
 cdef extern from "fnv1a.h":
     const uint64_t KVA_FNV1A_BASIS
     uint64_t kva_fnv1a_64(const uint8_t *data, size_t length, uint64_t hash)
@@ -242,3 +246,27 @@ def xxh3_128(bytes data not None, seed, /):
     kva_xxh3_prepare(&key, seed)
     kva_xxh3_128(&key, <const uint8_t *>PyBytes_AsString(data), <size_t>PyBytes_Size(data), digest)
     return PyBytes_FromStringAndSize(<const char *>digest, 16)
+
+
+def accept_run(list run not None, uint64_t next_seq, double last_ts, uint64_t[::1] digests not None, bint must_rise, /):
+    cdef kva_xxh3_key key
+    cdef Py_ssize_t at = 0, count = len(run)
+    cdef uint64_t digest, room = digests.shape[0]
+    cdef double ts
+    cdef bytes payload
+    if room == 0:
+        return 0, last_ts
+    kva_xxh3_prepare(&key, 0)
+    while at < count:
+        seq, payload = run[at]
+        if seq != next_seq:
+            break
+        ts = kva_batch_time(<const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload))
+        if must_rise and ts < last_ts:
+            break
+        digest = kva_xxh3_64(&key, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload))
+        digests[next_seq % room] = digest if digest else 1
+        last_ts = ts
+        next_seq += 1
+        at += 1
+    return at, last_ts

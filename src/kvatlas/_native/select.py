@@ -16,6 +16,7 @@ __all__ = ["NAMES", "Kernels", "choose", "load_native"]
 
 NAMES = (
     "BACKEND",
+    "accept_run",
     "chain_fnv1a_cbor",
     "chain_sha256_cbor",
     "chain_sha256_pages",
@@ -37,6 +38,15 @@ class Kernels(Protocol):
 
     BACKEND: str
 
+    def accept_run(
+        self,
+        run: list[tuple[int, bytes]],
+        next_seq: int,
+        last_ts: float,
+        digests: "array[int]",
+        must_rise: bool,  # noqa: FBT001 - as in `_pure`
+        /,
+    ) -> tuple[int, float]: ...
     def pack_tokens(self, token_ids: Sequence[int], /) -> memoryview: ...
     def chain_sha256_cbor(
         self, token_ids: Sequence[int], block_size: int, parent: bytes, extras: Sequence[bytes | None] | None = None, /

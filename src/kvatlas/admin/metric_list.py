@@ -69,6 +69,12 @@ METRICS = (
     ),
     MetricInfo("kvatlas_worker_healthy", "gauge", ("worker",), "1 when health checks pass."),
     MetricInfo(
+        "kvatlas_worker_silent",
+        "gauge",
+        ("worker",),
+        "1 while its event stream is judged silent although it works: no traffic where enough others are not.",
+    ),
+    MetricInfo(
         "kvatlas_worker_events_configured", "gauge", ("worker",), "1 when the worker has an event stream to follow."
     ),
     MetricInfo(

@@ -89,6 +89,7 @@ class MetricsCollector(Collector):
                 ((worker_id,), w.in_flight) for worker_id, w in gateway.workers.items()
             ],
             "kvatlas_worker_healthy": each(lambda w: w.healthy),
+            "kvatlas_worker_silent": each(lambda w: w.silent_reason is not None),
             "kvatlas_worker_events_configured": each(lambda w: w.events_at is not None),
             "kvatlas_worker_trust": lambda: [
                 ((w.worker_id, level.value), w.trust.level is level) for w in self._fleet.workers for level in Trust

@@ -76,6 +76,8 @@ class WorkerView(msgspec.Struct):
     Attributes:
         healthy_since_s: Unix time since when it has been healthy without a break; None while it is not.
         failed_checks: health checks that failed since one passed.
+        silent_reason: why its event stream is judged silent while it works; it gets no traffic where enough others are
+            not. None if it is not.
     """
 
     id: str
@@ -86,6 +88,7 @@ class WorkerView(msgspec.Struct):
     health_reason: str
     healthy_since_s: float | None
     failed_checks: int
+    silent_reason: str | None
     trust: TrustView
     stream: StreamView | None
     index: IndexView
@@ -106,6 +109,7 @@ def view_worker(worker: Worker, index: PrefixIndex, now_s: float) -> WorkerView:
         health_reason=worker.health_reason,
         healthy_since_s=worker.healthy_since_s,
         failed_checks=worker.failed_checks,
+        silent_reason=worker.silent_reason,
         trust=TrustView(trust.level.value, trust.reason, round(now_s - trust.since_s, 3)),
         stream=_view_stream(worker, now_s),
         index=IndexView(

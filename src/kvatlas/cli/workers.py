@@ -32,6 +32,8 @@ def command(*, admin: str, as_json: bool) -> None:
     for worker in answer.workers:
         if not worker.healthy:
             click.echo(f"{worker.id} gets no traffic: {worker.health_reason} ({worker.failed_checks} failed checks)")
+        elif worker.silent_reason is not None:
+            click.echo(f"{worker.id} is left out where enough others are heard: {worker.silent_reason}")
         elif worker.trust.level == Trust.NONE:
             click.echo(f"{worker.id} is routed by load alone: {worker.trust.reason}")
 

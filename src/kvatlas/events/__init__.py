@@ -26,8 +26,8 @@ from kvatlas.events.model import (
     is_bigram,
     plain_token_ids,
 )
-from kvatlas.events.sequence import SequenceTracker, TrackerLimits
-from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step, StreamPosition
+from kvatlas.events.sequence import SequenceTracker
+from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step, StreamPosition, TrackerLimits
 
 __all__ = [
     "DEFAULT_LIMITS",

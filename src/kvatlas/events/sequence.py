@@ -17,26 +17,23 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 
 import math
 from array import array
-from dataclasses import dataclass
 
-from kvatlas.events.codec import peek_ts
-from kvatlas.events.steps import Apply, AskReplay, Lost, NewLife, Step, StreamPosition, payload_digest
+from kvatlas._native import accept_run
+from kvatlas.events.steps import (
+    Apply,
+    AskReplay,
+    Lost,
+    NewLife,
+    Step,
+    StreamPosition,
+    TrackerLimits,
+    batch_time,
+    payload_digest,
+)
 
-__all__ = ["SequenceTracker", "TrackerLimits"]
+__all__ = ["SequenceTracker"]
 
-
-@dataclass(frozen=True, slots=True)
-class TrackerLimits:
-    """Bounds of a tracker: what it may hold while it waits, and how often it asks.
-
-    `remembered` is how many applied batches it can recognise again, 8 bytes each; more than a publisher's ring
-    (10,000).
-    """
-
-    max_held_batches: int = 20_000
-    max_held_bytes: int = 128 * 1024 * 1024
-    max_attempts: int = 3
-    remembered: int = 16_384
+_LAST_SEQ = 2**64 - 1  # the wire has no room for more
 
 
 class SequenceTracker:
@@ -163,22 +160,40 @@ class SequenceTracker:
             self._ask(steps)
         return steps
 
+    def accept_run(self, run: list[tuple[int, bytes]]) -> int:
+        """Take the leading live batches of a run that simply follow, to be applied now; the rest goes to `live`.
+
+        Returns:
+            How many. Natively 0.1 us each.
+        """
+        if self._token is not None or self._live_seq > self._last or self._last >= _LAST_SEQ:
+            return 0
+        count, ts = accept_run(run, self._last + 1, self._last_ts, self._digests, self._can_replay)
+        if count:
+            self._last = self._live_seq = self._last + count
+            self._last_ts = self._live_ts = ts
+            self._verified = self._settled = True
+            self._resumed = False
+        return count
+
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """A batch from the live channel. O(1) unless it ends a wait."""
         steps: list[Step] = []
-        ts = _ts(payload)
+        if self.accept_run([(seq, payload)]):
+            return [Apply(seq, payload)]
+        ts = batch_time(payload)
         if seq <= self._last or seq <= self._live_seq:
             reason = self._why_other_life(seq, payload, ts)
             if reason is None:
                 return steps
             self._begin_life(steps, reason, ask=seq > 0)
+            if self.accept_run([(seq, payload)]):
+                steps.append(Apply(seq, payload))
+                return steps
         self._live_seq, self._live_ts = seq, ts
         if self._token is not None:
             self._hold(seq, payload)
             self._advance(steps)
-        elif seq == self._last + 1 and (ts >= self._last_ts or not self._can_replay):
-            self._verified = self._settled = True
-            self._apply(steps, seq, payload, ts)
         elif self._can_replay:
             self._settled = False
             self._attempts = 0  # what earlier questions did not bring has nothing to do with this hole
@@ -198,7 +213,7 @@ class SequenceTracker:
         self._replay_works = True
         if seq <= self._last:
             self._compare(steps, seq, payload)
-        elif not self._verified and not self._may_go_on(steps, seq, _ts(payload)):
+        elif not self._verified and not self._may_go_on(steps, seq, batch_time(payload)):
             self._begin_life(steps, f"after a reconnect the publisher starts at batch {seq}, ours was {self._last}")
         elif self._held.get(seq, payload) != payload:
             self._begin_life(steps, f"batch {seq} came live and replayed with different bytes")
@@ -209,7 +224,7 @@ class SequenceTracker:
                     self._lose_until(steps, seq)
             if seq == self._last + 1:
                 self._unhold(seq)
-                self._apply(steps, seq, payload, _ts(payload))
+                self._apply(steps, seq, payload, batch_time(payload))
             elif seq > self._last:
                 self._hold(seq, payload)
             self._advance(steps)
@@ -322,7 +337,7 @@ class SequenceTracker:
     def _advance(self, steps: list[Step], *, certain: bool = False) -> None:
         """Apply what is held and next. A batch older than the one before may be of a dead life: it waits."""
         while self._verified and (payload := self._held.get(self._last + 1)) is not None:
-            seq, ts = self._last + 1, _ts(payload)
+            seq, ts = self._last + 1, batch_time(payload)
             if ts < self._last_ts and not certain:
                 return
             self._unhold(seq)
@@ -362,7 +377,7 @@ class SequenceTracker:
     def _give_up(self, steps: list[Step]) -> None:
         """Nobody returns what is missing: report it and go on with what is held."""
         first_seq = min(self._held, default=self._overflow_seq)
-        oldest_ts = min(map(_ts, self._held.values()), default=self._last_ts)
+        oldest_ts = min(map(batch_time, self._held.values()), default=self._last_ts)
         if not self._verified and not self._may_go_on(steps, first_seq, oldest_ts):
             held, held_bytes, overflow_seq = self._held, self._held_bytes, self._overflow_seq
             reason = f"after a reconnect batch {first_seq} came, our last was {self._last}"
@@ -375,14 +390,11 @@ class SequenceTracker:
 
     def _drop_stale(self) -> None:
         """Forget held batches older than what was applied and unknown to the replay: a life now over sent them."""
-        stale = [seq for seq, payload in self._held.items() if _ts(payload) < self._last_ts] if self._can_replay else []
+        if not self._can_replay:
+            return
+        stale = [seq for seq, payload in self._held.items() if batch_time(payload) < self._last_ts]
         for seq in stale:
             self._unhold(seq)
         if stale:
             self.stale += len(stale)
             self._live_seq, self._live_ts = self._last, self._last_ts
-
-
-def _ts(payload: bytes) -> float:
-    ts = peek_ts(payload)
-    return -math.inf if ts is None else ts

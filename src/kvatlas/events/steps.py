@@ -1,5 +1,6 @@
-"""What a `SequenceTracker` tells its owner to do, one value class for each."""
+"""What a `SequenceTracker` is told, and tells its owner to do, one value class for each."""
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -8,7 +9,31 @@ import msgspec
 from kvatlas._native import xxh3_64
 from kvatlas.events.codec import peek_ts
 
-__all__ = ["Apply", "AskReplay", "Lost", "NewLife", "Step", "StreamPosition", "payload_digest"]
+__all__ = [
+    "Apply",
+    "AskReplay",
+    "Lost",
+    "NewLife",
+    "Step",
+    "StreamPosition",
+    "TrackerLimits",
+    "batch_time",
+    "payload_digest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerLimits:
+    """Bounds of a tracker: what it may hold while it waits, and how often it asks.
+
+    `remembered` is how many applied batches it can recognise again, 8 bytes each; more than a publisher's ring
+    (10,000).
+    """
+
+    max_held_batches: int = 20_000
+    max_held_bytes: int = 128 * 1024 * 1024
+    max_attempts: int = 3
+    remembered: int = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +54,12 @@ class StreamPosition:
     def at(cls, seq: int, payload: bytes) -> "StreamPosition":
         """The position after a batch. O(bytes)."""
         return cls(seq, payload_digest(payload), peek_ts(payload))
+
+
+def batch_time(payload: bytes) -> float:
+    """A batch's time stamp; -inf for bytes that do not start as a batch does. O(1)."""
+    ts = peek_ts(payload)
+    return -math.inf if ts is None else ts
 
 
 def payload_digest(payload: bytes) -> int:

@@ -8,10 +8,11 @@ from kvatlas.fleet.audit import Cause, PredictionAudit, cause_of
 from kvatlas.fleet.discovery import EventDiscovery, EventSources
 from kvatlas.fleet.failures import describe_failure
 from kvatlas.fleet.fleet import Fleet
-from kvatlas.fleet.health import HealthMonitor, parse_gauges
+from kvatlas.fleet.health import HealthMonitor
 from kvatlas.fleet.load import LoadLedger, Ticket
+from kvatlas.fleet.metrics_page import MetricsPage, parse_gauges
 from kvatlas.fleet.recency import FleetRecency, RecencyWatch, SurvivalCurve
-from kvatlas.fleet.silence import Silence, SilenceWatch, TrafficCount
+from kvatlas.fleet.silence import Silence, SilenceTerm, SilenceWatch, TrafficCount
 from kvatlas.fleet.snapshot_keeper import SnapshotKeeper, SnapshotStats, fleet_snapshot, new_file
 from kvatlas.fleet.source import EventSource, SourceStats
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
@@ -40,10 +41,12 @@ __all__ = [
     "FleetSpeed",
     "HealthMonitor",
     "LoadLedger",
+    "MetricsPage",
     "PredictionAudit",
     "PrefillSpeed",
     "RecencyWatch",
     "Silence",
+    "SilenceTerm",
     "SilenceWatch",
     "SnapshotKeeper",
     "SnapshotStats",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import aiohttp
@@ -34,7 +35,7 @@ class _Running:
     given: WorkerConfig
     monitor: HealthMonitor
     follower: EventFollower
-    task: "asyncio.Task[None]"
+    first_check: asyncio.Event
 
 
 class Fleet:
@@ -60,6 +61,8 @@ class Fleet:
         self._session: aiohttp.ClientSession | None = None
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, _Running] = {}
+        self._monitors: dict[str, tuple[HealthMonitor, asyncio.Task[None]]] = {}
+        """By base URL: the ranks of an engine share its checks."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._removed: set[str] = set()
 
@@ -90,8 +93,33 @@ class Fleet:
         return self._workers.get(worker_id)
 
     def candidates(self, model: str | None) -> list[Worker]:
-        """Healthy workers that serve a model; all healthy ones when no model is named."""
+        """Healthy workers that serve a model (or, without a name, anything), less those whose stream is silent.
+
+        Silence is a doubt, and no doubt may cost a service: the silent ones stay when they are more than half, so what
+        is left out is never more than what takes its load.
+
+        Cost: one pass; two where silent ones stay.
+        """
+        heard: list[Worker] = []
+        silent = 0
+        for worker in self._workers.values():
+            if worker.healthy and worker.serves(model):
+                if worker.silent_reason is None:
+                    heard.append(worker)
+                else:
+                    silent += 1
+        if silent <= len(heard):
+            return heard
         return [worker for worker in self._workers.values() if worker.healthy and worker.serves(model)]
+
+    def left_out(self, model: str | None) -> list[Worker]:
+        """Those that `candidates` leaves out for their silence: still better than nobody when no candidate answers.
+
+        Cost: one pass.
+        """
+        serving = [worker for worker in self._workers.values() if worker.healthy and worker.serves(model)]
+        silent = [worker for worker in serving if worker.silent_reason is not None]
+        return silent if 2 * len(silent) <= len(serving) else []
 
     async def start(self) -> None:
         """Add the configured workers and check each once, so that the first request finds them."""
@@ -99,7 +127,7 @@ class Fleet:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for worker in self._config.workers:
             self.add(worker)
-        while waiting := [r.monitor.first_check for r in self._running.values() if not r.monitor.first_check.is_set()]:
+        while waiting := [r.first_check for r in self._running.values() if not r.first_check.is_set()]:
             await asyncio.gather(*(first_check.wait() for first_check in waiting))
 
     def add(self, config: WorkerConfig) -> Worker:
@@ -138,20 +166,26 @@ class Fleet:
             on_ranks=self._on_ranks,
             past=None if self._warm_start is None else self._warm_start.take(config),
         )
-        monitor = HealthMonitor(
-            worker,
-            self._session,
-            self._clock,
-            interval_s=settings.health_interval_s,
-            timeout_s=settings.health_timeout_s,
-            failures=settings.health_failures,
-            on_cache=self._learn_cache,
-            on_alive=follower.after_check,
-        )
         follower.start()
-        task = asyncio.create_task(monitor.run(), name=f"health {worker_id}")
-        self._running[worker_id] = _Running(given, monitor, follower, task)
+        monitor = self._monitor_of(worker.base_url, self._session)
+        self._running[worker_id] = _Running(given, monitor, follower, monitor.watch(worker, follower.after_check))
         return worker
+
+    def _monitor_of(self, base_url: str, session: aiohttp.ClientSession) -> HealthMonitor:
+        """The one that checks the engine there, started if there is none."""
+        if base_url not in self._monitors:
+            settings = self._config
+            monitor = HealthMonitor(
+                base_url,
+                session,
+                self._clock,
+                interval_s=settings.health_interval_s,
+                timeout_s=settings.health_timeout_s,
+                failures=settings.health_failures,
+                on_cache=self._learn_cache,
+            )
+            self._monitors[base_url] = monitor, asyncio.create_task(monitor.run(), name=f"health {base_url}")
+        return self._monitors[base_url][0]
 
     def _learn_cache(self, worker_id: str, block_size: int | None, num_blocks: int | None) -> None:
         if block_size:
@@ -178,19 +212,24 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop everything. The fleet cannot be started again."""
-        await asyncio.gather(*(_stop(running) for running in self._running.values()), *self._leaving)
+        checks = [task for _, task in self._monitors.values()]
+        for task in checks:
+            task.cancel()
+        followers = (running.follower.close() for running in self._running.values())
+        await asyncio.gather(*checks, *followers, *self._leaving, return_exceptions=True)
         self._running.clear()
+        self._monitors.clear()
         if self._session is not None:
             await self._session.close()
 
     def _retire(self, worker_id: str) -> "asyncio.Task[None]":
         """Forget a worker at once; what it has open is closed by the task that is returned."""
         running = self._running.pop(worker_id)
-        del self._workers[worker_id]
+        base_url = self._workers.pop(worker_id).base_url
         running.follower.leave()
-        running.monitor.first_check.set()
+        checks = None if running.monitor.unwatch(worker_id) else self._monitors.pop(base_url)[1]
         self._index.remove_worker(worker_id)
-        task = asyncio.create_task(_stop(running), name=f"leaving {worker_id}")
+        task = asyncio.create_task(_stop(running.follower, checks), name=f"leaving {worker_id}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         return task
@@ -233,6 +272,9 @@ class Fleet:
                 raise ConfigError(f"events endpoint {config.events} is given for {other.worker_id} and for {worker_id}")
 
 
-async def _stop(running: _Running) -> None:
-    running.task.cancel()
-    await asyncio.gather(running.task, running.follower.close(), return_exceptions=True)
+async def _stop(follower: EventFollower, checks: "asyncio.Task[None] | None") -> None:
+    ending: list[Awaitable[None]] = [follower.close()]
+    if checks is not None:
+        checks.cancel()
+        ending.append(checks)
+    await asyncio.gather(*ending, return_exceptions=True)

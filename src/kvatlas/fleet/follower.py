@@ -13,9 +13,9 @@ import aiohttp
 from kvatlas.clock import Clock
 from kvatlas.config import NO_EVENTS
 from kvatlas.fleet.discovery import EventDiscovery, EventSources, describe_unanswered
-from kvatlas.fleet.silence import SilenceWatch
+from kvatlas.fleet.silence import SilenceTerm, SilenceWatch
 from kvatlas.fleet.source import EventSource
-from kvatlas.fleet.trust import Trust
+from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.fleet.warm_start import WorkerPast
 from kvatlas.fleet.worker import EventAddress, Worker
 from kvatlas.index import PrefixIndex
@@ -59,6 +59,10 @@ class EventFollower:
         self._owner_of = owner_of
         self._on_ranks = on_ranks
         self._watch = SilenceWatch(patience_s=silent_s)
+        self._term = SilenceTerm()
+        self._verdict: str | None = None
+        """The reason of the last verdict of silence."""
+        worker.trust.on_become = self._on_trust
         self._source: EventSource | None = None
         self._subscriber: ZmqEventSubscriber | None = None
         self._counters = StreamCounters()
@@ -99,8 +103,9 @@ class EventFollower:
         reborn = self._why_reborn()
         if reborn is not None:
             self._begin_anew(reborn)
+            self._lift_silence(reborn)
         urgent = recovered or reborn is not None
-        if (urgent or self._ask_is_due()) and not await self._discover(urgent=urgent):
+        if (urgent or self._ask_is_due()) and (not await self._discover(urgent=urgent) or self._has_left):
             return False
         self._judge_silence()
         self._seen_lives = self._source.stats.lives if self._source is not None else 0
@@ -217,7 +222,7 @@ class EventFollower:
         try:
             sources = await self._discovery.ask(self._worker.base_url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if self._subscriber is None:
+            if self._subscriber is None and not self._has_left:
                 self._unfollow(describe_unanswered(error))
             return True
         if self._has_left or not self._on_ranks(self._worker, sources):
@@ -258,19 +263,51 @@ class EventFollower:
 
     def _judge_silence(self) -> None:
         worker, traffic = self._worker, self._worker.gauges.traffic
-        block_size = self._index.block_size(worker.worker_id)
-        if self._subscriber is None or self._source is None or traffic is None or not block_size:
-            self._watch.reset()
-            return
-        if worker.trust.level not in {Trust.SYNCED, Trust.PARTIAL}:
-            self._watch.reset()
-            return
         now_s = self._clock.monotonic_s()
+        if worker.silent_reason is not None:
+            if self._term.is_over(now_s):
+                self._lift_silence("it is tried again: without requests it has nothing to announce")
+            return
+        block_size = self._index.block_size(worker.worker_id)
+        if self._subscriber is None or traffic is None or not block_size or not self._can_judge():
+            self._watch.reset()
+            return
         verdict = self._watch.look(now_s, self._counters.batches, traffic, block_size)
         if verdict == "suspect":
             self._subscriber.probe_soon()
         elif verdict == "silent":
-            self._subscriber.distrust(
-                "the event stream is silent while the engine works: by its own counters it stored at least "
-                f"{self._watch.blocks} blocks since the last batch"
-            )
+            self._pass_verdict(self._subscriber, now_s)
+
+    def _can_judge(self) -> bool:
+        """Whether the stream ought to bring something now. One that was silent is judged on until a batch comes."""
+        trust = self._worker.trust
+        if self._term.is_unanswered(self._counters.batches) and trust.level is not Trust.NONE:
+            return trust.level is not Trust.STALE or trust.reason == self._verdict
+        return trust.level.is_credited
+
+    def _pass_verdict(self, subscriber: ZmqEventSubscriber, now_s: float) -> None:
+        worker = self._worker
+        reason = self._verdict = (
+            "the event stream is silent while the engine works: by its own counters it stored at least "
+            f"{self._watch.blocks} blocks since the last batch"
+        )
+        subscriber.distrust(reason)
+        self._watch.reset()
+        term_s = self._term.begin(now_s, self._counters.batches)
+        worker.silent_reason = reason
+        _log.warning(
+            "worker %s: left out where others are heard, for %g s unless a batch comes: %s",
+            worker.worker_id,
+            term_s,
+            reason,
+        )
+
+    def _on_trust(self, trust: TrustState) -> None:
+        """Whatever the stream says of itself, that it brought something or that its connection is gone, ends it."""
+        self._lift_silence(f"trust {trust.level}: {trust.reason}")
+
+    def _lift_silence(self, why: str) -> None:
+        worker = self._worker
+        if worker.silent_reason is not None:
+            worker.silent_reason = None
+            _log.info("worker %s: no longer left out: %s", worker.worker_id, why)

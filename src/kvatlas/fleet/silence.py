@@ -7,7 +7,7 @@ worth a batch. So the judgement rests on a lower bound of the full blocks that w
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Silence", "SilenceWatch", "TrafficCount"]
+__all__ = ["Silence", "SilenceTerm", "SilenceWatch", "TrafficCount"]
 
 Silence: TypeAlias = Literal["fine", "suspect", "silent"]
 
@@ -83,3 +83,35 @@ class SilenceWatch:
             self._since_s = now_s
             return "suspect"
         return "silent" if now_s - self._since_s >= self._patience_s else "fine"
+
+
+class SilenceTerm:
+    """How long a verdict of silence may stand when no batch lifts it.
+
+    An engine without requests has nothing to announce, so nothing can show that its stream is well again. It is given
+    some after `first_s`; each further verdict without a batch in between stands twice as long, up to `max_s`.
+    """
+
+    __slots__ = ("_batches", "_ends_s", "_first_s", "_max_s", "_term_s")
+
+    def __init__(self, *, first_s: float = 60.0, max_s: float = 600.0) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._term_s = 0.0
+        self._batches = -1
+        self._ends_s = 0.0
+
+    def begin(self, now_s: float, batches: int) -> float:
+        """A verdict is passed (monotonic time; how many batches the stream has ever brought). Returns its term in s."""
+        self._term_s = min(2 * self._term_s, self._max_s) if self.is_unanswered(batches) else self._first_s
+        self._batches = batches
+        self._ends_s = now_s + self._term_s
+        return self._term_s
+
+    def is_unanswered(self, batches: int) -> bool:
+        """Whether there was a verdict, and no batch since the last one."""
+        return self._batches == batches
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the last verdict has stood for its term."""
+        return now_s >= self._ends_s

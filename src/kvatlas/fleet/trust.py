@@ -1,6 +1,7 @@
 """How far a worker's column can be believed, and why. docs/trust.md has the whole argument."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Trust", "TrustState"]
@@ -40,11 +41,13 @@ class TrustState:
 
     Attributes:
         since_s: monotonic time of the last change.
+        on_become: told after each `become`, also when nothing changed.
     """
 
     level: Trust = Trust.NONE
     reason: str = "no event stream is configured"
     since_s: float = 0.0
+    on_become: Callable[["TrustState"], None] | None = None
 
     def become(self, level: Trust, reason: str, now_s: float) -> None:
         """Move to a level. The time is kept when only the reason changes."""
@@ -52,3 +55,5 @@ class TrustState:
             self.since_s = now_s
         self.level = level
         self.reason = reason
+        if self.on_become is not None:
+            self.on_become(self)

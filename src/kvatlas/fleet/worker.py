@@ -62,6 +62,8 @@ class Worker:
     foreign_running: int = 0
     """Running requests that this router did not send, as far as scrapes can tell."""
     foreign_waiting: int = 0
+    silent_reason: str | None = None
+    """Why its event stream is judged silent while it works: it is left out where enough others are not; None if not."""
     healthy: bool = False
     health_reason: str = "not checked yet"
     failed_checks: int = 0

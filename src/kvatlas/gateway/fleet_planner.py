@@ -252,8 +252,12 @@ class FleetPlanner:
             prompts[0] if alone else None,
             matches[0] if alone else {},
         )
+        targets = self._targets_of(decision.order, workers)
+        if len(targets) == 1:  # a second target, should the only one refuse the connection
+            spare = self._fleet.left_out(parsed.model)[:1]
+            targets += self._targets_of(tuple(worker.worker_id for worker in spare), spare)
         return FleetPlan(
-            targets=self._targets_of(decision.order, workers),
+            targets=targets,
             predicted_tokens=decision.predicted_tokens,
             body=self._changed_body(request, parsed, decision.chosen),
             decision=decision,
@@ -292,7 +296,7 @@ class FleetPlanner:
 
     def _all_models(self) -> Reply | None:
         """The models of all healthy workers, each once; None where any one worker can answer for all."""
-        workers = self._fleet.candidates(None)
+        workers = [worker for worker in self._fleet.workers if worker.healthy]
         if len({worker.models for worker in workers}) < 2:
             return None
         plain = {

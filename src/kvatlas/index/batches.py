@@ -26,6 +26,7 @@ __all__ = [
     "after_ingest",
     "apply_batch",
     "apply_event",
+    "ingest_run",
     "open_batch",
 ]
 
@@ -136,6 +137,22 @@ def after_ingest(
     batch = DecodedIncoming(decode_batch(payload))
     is_foreign = batch.rank is not None and rank not in {ANY_RANK, batch.rank}
     return batch if is_foreign else batch.apply(column)
+
+
+def ingest_run(
+    core: IndexCore, column: WorkerColumn, payloads: list[bytes], start: int, rank: int | None
+) -> tuple[int, Applied]:
+    """Apply batches from the one at `start` on, up to the first that needs a closer look.
+
+    Returns:
+        The position of the first that was not applied, and what those before it amounted to. Only the last of them can
+        have cleared the pool or held events that were malformed or unknown.
+    """
+    at, events, odd = core.ingest_run(column.number, payloads, start, rank)
+    if odd is None:
+        return at, Applied(events)
+    last = _go_on(core, column, *odd)
+    return at + 1, Applied(events + last.events, last.cleared, last.malformed, last.unknown_events)
 
 
 def _go_on(

@@ -14,6 +14,7 @@ from kvatlas.index.batches import (
     after_ingest,
     apply_batch,
     apply_event,
+    ingest_run,
     open_batch,
 )
 from kvatlas.index.column import WorkerColumn
@@ -218,6 +219,31 @@ class PrefixIndex:
         if column.doubts.has_business or self._keeper.is_capped:
             self._after_events(column)
         return applied
+
+    def ingest_run(
+        self, worker_id: str, payloads: list[bytes], start: int = 0, *, rank: int | None = ANY_RANK
+    ) -> tuple[int, Applied]:
+        """`ingest` a run of batches, up to the first that needs a closer look: one of another rank, or no batch at all.
+
+        Nothing is applied while doubts may end: each batch may then have consequences of its own. Keep runs short of
+        100 KiB under a cap, which is looked at once a run.
+
+        Returns:
+            The position of the first that was not applied, and what those before it amounted to. Only the last of them
+            can have cleared the pool or held events that were malformed or unknown.
+
+        Raises:
+            IndexStateError: no such worker.
+
+        Cost: as `apply_batch`.
+        """
+        column = self._columns.get(worker_id) or self._column(worker_id)
+        if column.doubts.has_business:
+            return start, ALL_APPLIED[0]
+        outcome = ingest_run(self._core, column, payloads, start, rank)
+        if column.doubts.has_business or self._keeper.is_capped:
+            self._after_events(column)
+        return outcome
 
     def _after_events(self, column: WorkerColumn) -> None:
         """End what a turnover ends, and keep below the cap."""

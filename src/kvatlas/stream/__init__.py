@@ -29,8 +29,10 @@ from kvatlas.stream.recording import (
 )
 from kvatlas.stream.replay_server import ReplayServer, ReplayServerConfig, ReplaySource, ServerCounters
 from kvatlas.stream.sink import EventSink, StreamStatus
+from kvatlas.stream.spread import Spread
 from kvatlas.stream.subscriber import ZmqEventSubscriber
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
+from kvatlas.stream.subscriber_core import SubscriberCore
 
 __all__ = [
     "NO_ENGINE_SEQ",
@@ -58,9 +60,11 @@ __all__ = [
     "SegmentHeader",
     "Sent",
     "ServerCounters",
+    "Spread",
     "StreamCounters",
     "StreamStatus",
     "SubscriberConfig",
+    "SubscriberCore",
     "ZmqEventPublisher",
     "ZmqEventSubscriber",
     "binds",

@@ -39,6 +39,18 @@ class LiveInbox:
         self._bytes += len(payload)
         return True
 
+    def pop_run(self, max_batches: int, max_bytes: int) -> list[tuple[int, bytes]]:
+        """The oldest batches, one more than `max_bytes` of payload at most; none when there are none. O(batches)."""
+        run: list[tuple[int, bytes]] = []
+        batches = self._batches
+        left = max_bytes
+        while batches and left > 0 and len(run) < max_batches:
+            batch = batches.popleft()
+            left -= len(batch[1])
+            run.append(batch)
+        self._bytes -= max_bytes - left
+        return run
+
     def pop(self) -> tuple[int, bytes] | None:
         """The oldest batch, None when there is none. Cost: O(1)."""
         if not self._batches:

@@ -1,8 +1,8 @@
 """What a subscriber tells, and to whom."""
 
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["EventSink", "StreamStatus"]
+__all__ = ["EventSink", "RunSink", "StreamStatus"]
 
 StreamStatus: TypeAlias = Literal["connecting", "syncing", "live", "lost"]
 """`connecting`: no connection yet. `syncing`: connected, but something may be missing. `live`: all up to now was
@@ -29,4 +29,13 @@ class EventSink(Protocol):
 
     def on_status(self, status: StreamStatus, reason: str) -> None:
         """The stream's condition changed, or its reason did."""
+        ...
+
+
+@runtime_checkable
+class RunSink(EventSink, Protocol):
+    """An `EventSink` that takes batches which follow one another in one call, where they come in runs."""
+
+    def on_batches(self, first_seq: int, payloads: list[bytes]) -> None:
+        """As `on_batch` for each in turn, numbered from `first_seq` without a hole."""
         ...

@@ -93,5 +93,5 @@ def test_a_broken_connection_is_told_at_once(*, replay: bool) -> None:
     assert desk.sink.seen[-1] == (1.0, "lost")
     desk.until(3.0)
     desk.subscriber.take(desk.stream.due())
-    back = [(3.1, "syncing"), (3.101, "live")] if replay else [(3.1, "gap", 1, None), (3.1, "syncing")]
+    back = [(3.1, "syncing"), (3.101, "live")] if replay else [(3.1, "syncing"), (3.1, "gap", 1, None)]
     assert desk.until(4.0) == back

@@ -1,6 +1,6 @@
 """Reading an engine's metrics page."""
 
-from kvatlas.fleet import EngineGauges, parse_gauges
+from kvatlas.fleet import EngineGauges, MetricsPage, parse_gauges
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -48,3 +48,13 @@ def test_samples_of_several_label_sets_are_summed() -> None:
         'vllm:num_requests_running{model_name="a"} 1.0\nvllm:num_requests_running{model_name="b"} 4.0\n', 0, gauges
     )
     assert gauges.running_requests == 5
+
+
+def test_one_page_tells_of_all_its_ranks() -> None:
+    """Read once; each rank gets its own samples, and those without an engine label as well."""
+    page = MetricsPage(PAGE + "process_start_time_seconds 1.7e9\n")
+    zero, one = EngineGauges(), EngineGauges()
+    assert (page.fill(0, zero), page.fill(1, one)) == (32, None)
+    assert (zero.running_requests, one.running_requests) == (3, 9)
+    assert (zero.num_blocks, one.num_blocks) == (300, None)
+    assert (zero.started_s, one.started_s) == (1.7e9, 1.7e9)

@@ -33,6 +33,9 @@ class OneWorkerFleet:
     def candidates(self, _model: str | None) -> list[Worker]:
         return [self.worker]
 
+    def left_out(self, _model: str | None) -> list[Worker]:
+        return []
+
     def get(self, worker_id: str) -> Worker | None:
         return self.worker if worker_id == self.worker.worker_id else None
 

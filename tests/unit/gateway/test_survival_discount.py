@@ -59,6 +59,10 @@ class Setup:
         """The worker; what a planner asks a fleet for."""
         return [self.worker]
 
+    def left_out(self, _model: str | None) -> list[Worker]:
+        """Nobody: what a planner asks a fleet for."""
+        return []
+
     def churn(self, blocks: int, capacity: int) -> None:
         """Other prompts' blocks enter, and the oldest of them go where there is no room."""
         for _ in range(blocks):
