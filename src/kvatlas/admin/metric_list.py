@@ -33,6 +33,13 @@ METRICS = (
         "Requests routed without the index because their tokens could not be known.",
     ),
     MetricInfo(
+        "kvatlas_rendered_tokens_total",
+        "counter",
+        ("source",),
+        "Prompt tokens made here: `memory` of turns seen before, or `tokenizer`.",
+    ),
+    MetricInfo("kvatlas_turn_memory_bytes", "gauge", (), "Memory that the tokens of turns seen before take."),
+    MetricInfo(
         "kvatlas_planner_faults_total",
         "counter",
         (),

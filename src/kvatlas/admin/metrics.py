@@ -68,6 +68,11 @@ class MetricsCollector(Collector):
             "kvatlas_retries_total": one(gateway.retries),
             "kvatlas_refused_total": lambda: [((code,), n) for code, n in gateway.refused_by_code.items()],
             "kvatlas_render_errors_total": one(planner.render_errors),
+            "kvatlas_rendered_tokens_total": lambda: [
+                (("memory",), sum(cache.hit_tokens for cache in planner.token_caches)),
+                (("tokenizer",), sum(cache.missed_tokens for cache in planner.token_caches)),
+            ],
+            "kvatlas_turn_memory_bytes": one(sum(cache.used_bytes for cache in planner.token_caches)),
             "kvatlas_planner_faults_total": one(gateway.planner_faults),
             "kvatlas_worker_responses_total": lambda: [
                 ((worker_id, f"{status_class}xx" if status_class else "none"), n)

@@ -13,19 +13,28 @@ import msgspec
 from kvatlas.bench.processes import Ready, yield_to_the_measured
 from kvatlas.gateway import event_loop_factory
 
-__all__ = ["EVENT_BYTES", "JSON_BODY", "TICK_S", "main", "serve"]
+__all__ = ["CACHED_TOKENS", "EVENT_BYTES", "PROMPT_TOKENS", "TICK_S", "main", "serve"]
 
 TICK_S = 0.005
-_USAGE = b'"usage":{"prompt_tokens":200,"completion_tokens":16,"prompt_tokens_details":{"cached_tokens":192}}'
-_TEXT = b"t" * (500 - 118 - len(_USAGE))
-JSON_BODY = (
-    b'{"id":"cmpl-1","object":"chat.completion","created":1,"model":"bench","choices":[{"index":0,"message":{"content":"'
-    + _TEXT
-    + b'"}}],'
-    + _USAGE
-    + b"}"
+_JSON_BYTES = 500
+PROMPT_TOKENS, CACHED_TOKENS = 861, 848
+"""What the repeated request of the load is to the tiny model, and how much of that a worker of the benchmark holds."""
+_USAGE = b'"usage":{"prompt_tokens":%d,"completion_tokens":16,"prompt_tokens_details":{"cached_tokens":%d}}' % (
+    PROMPT_TOKENS,
+    CACHED_TOKENS,
 )
-_JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(JSON_BODY)
+
+
+def _answer(usage: bytes) -> bytes:
+    """A completion of 500 bytes, behind its head."""
+    start = b'{"id":"cmpl-1","object":"chat.completion","created":1,"model":"bench","choices":[{"index":0,"message":'
+    text = b"t" * (_JSON_BYTES - len(start) - len(usage) - 18)
+    body = start + b'{"content":"' + text + b'"}}]' + (b"," + usage if usage else b" ") + b"}"
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+_JSON_ANSWER = _answer(_USAGE)
+_TURN_ANSWER = _answer(b"")
 _SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _EVENT = b'data: {"id":"cmpl-1","object":"chat.chunk","model":"bench","choices":[{"delta":{"content":"tok"}}]}\n\n'
 EVENT_BYTES = len(_EVENT)
@@ -58,7 +67,8 @@ class _Backend(asyncio.Protocol):
             self.transport.write(_SSE_HEAD)
             self._streams[self] = int(body.rpartition(b'"max_tokens":')[2].partition(b"}")[0])
         else:
-            self.transport.write(_JSON_HEAD + JSON_BODY)
+            # How many tokens the turn of a conversation has, nobody here knows.
+            self.transport.write(_TURN_ANSWER if b'"turn":' in body else _JSON_ANSWER)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._streams.pop(self, None)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from kvatlas.bench.load import LoadResult
+from kvatlas.bench.load import TURN_BYTES, LoadResult
 from kvatlas.bench.processes import Child, child, run_module
 from kvatlas.bench.proxies import PEERS, planner_factory
 from kvatlas.bench.report import BenchReport, BenchRow, machine_name
@@ -24,6 +24,10 @@ _OURS = "kvatlas"
 _JSON_CONNECTIONS = 32
 _SSE_STREAMS = 64
 _JSON_WORK = f"gateway: JSON, 1 kB in, 500 B out, {_JSON_CONNECTIONS} connections"
+_TURNS_WORK = (
+    "gateway: JSON, conversations of {turns} turns, "
+    f"{2 * TURN_BYTES} B new in each, 500 B out, {_JSON_CONNECTIONS} connections"
+)
 _SSE_WORK = f"gateway: SSE, {_SSE_STREAMS} streams, one event per 5 ms each"
 
 
@@ -32,6 +36,7 @@ def run_gateway_bench(
     *,
     json: bool = True,
     sse: bool = True,
+    turns: int = 0,
     against: Sequence[str] = ("aiohttp",),
     planner: str = "kvatlas.gateway:FixedPlanner",
     rounds: int = 2,
@@ -39,10 +44,11 @@ def run_gateway_bench(
     """Measure the gateway and its peers.
 
     Args:
-        duration_s: of each measured run; there are `rounds` x (JSON, SSE) x (ours, peers) of them, each after half a
+        duration_s: of each measured run; there are `rounds` x works x (ours, peers) of them, each after half a
             second of warm-up.
         json: measure JSON requests.
         sse: measure event streams.
+        turns: with 1 or more, measure conversations of so many turns, each of which brings text never seen before.
         against: peers by name; `aiohttp` is a pass-through proxy of the same duties and none of the safety.
         planner: `module:callable` given a tuple of targets (one, the stand-in engine); it returns a planner or an
             awaitable of one. The default is the trivial planner.
@@ -60,7 +66,12 @@ def run_gateway_bench(
         raise ConfigError(f"unknown peer {unknown[0]!r}: expected one of {', '.join(sorted(PEERS))}")
     planner_factory(planner)
     costs: dict[tuple[str, str], float] = {}
-    works = [(mode, work) for mode, work, wanted in (("json", _JSON_WORK, json), ("sse", _SSE_WORK, sse)) if wanted]
+    choices = (
+        ("json", _JSON_WORK, json),
+        ("turns", _TURNS_WORK.format(turns=turns), turns),
+        ("sse", _SSE_WORK, sse),
+    )
+    works = [(mode, work) for mode, work, wanted in choices if wanted]
     with ExitStack() as running:
         backend = running.enter_context(child("kvatlas.bench.backend"))
         proxies = {
@@ -70,25 +81,24 @@ def run_gateway_bench(
         for _ in range(rounds):
             for mode, work in works:
                 for name, proxy in proxies.items():
-                    cost_us = _cost_us(proxy, mode, duration_s)
+                    cost_us = _cost_us(proxy, mode, duration_s, turns)
                     costs[work, name] = min(cost_us, costs.get((work, name), cost_us))
     return BenchReport(machine_name(), [row for mode, work in works for row in _rows(mode, work, costs, against)])
 
 
-def _cost_us(proxy: Child, mode: str, duration_s: float) -> float:
+def _cost_us(proxy: Child, mode: str, duration_s: float, turns: int) -> float:
     """Processor microseconds of the proxy per request or event."""
-    _load(proxy.port, mode, _WARM_UP_S)
+    _load(proxy.port, mode, _WARM_UP_S, turns)
     before_us = proxy.cpu_us()
-    result = _load(proxy.port, mode, duration_s)
+    result = _load(proxy.port, mode, duration_s, turns)
     used_us = proxy.cpu_us() - before_us
     return used_us / (result.events if mode == "sse" else result.requests)
 
 
-def _load(port: int, mode: str, seconds: float) -> LoadResult:
+def _load(port: int, mode: str, seconds: float, turns: int) -> LoadResult:
     connections = _SSE_STREAMS if mode == "sse" else _JSON_CONNECTIONS
-    printed = run_module(
-        "kvatlas.bench.load", [str(port), mode, str(connections), str(seconds)], timeout_s=seconds * 5 + 40
-    )
+    arguments = [str(port), mode, str(connections), str(seconds), str(turns)]
+    printed = run_module("kvatlas.bench.load", arguments, timeout_s=seconds * 5 + 40)
     result = msgspec.json.decode(printed, type=LoadResult)
     if result.errors or not result.requests:
         raise ConfigError(f"{result.errors} of {connections} connections of the load failed: there are no figures")

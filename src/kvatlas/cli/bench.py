@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from kvatlas.bench import BenchReport, BenchRow, machine_name, run_gateway_bench
+from kvatlas.bench.gateway_parts import run_gateway_parts_bench
 from kvatlas.bench.hash import HASH_PEERS, run_hash_bench
 from kvatlas.bench.index import INDEX_PEERS, run_index_bench
 from kvatlas.bench.index_check import check_index
@@ -46,13 +47,31 @@ def command() -> None:
     show_default=True,
     help="fixed: bytes only. routed: parse, render, hash, look up 8 workers, score, audit.",
 )
+@click.option(
+    "--turns",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Also measure conversations of so many turns, each with text never seen before.",
+)
+@click.option("--parts", is_flag=True, help="Show instead what the parts of the routed path cost, one by one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def gateway(
-    *, duration_s: float, rounds: int, against: tuple[str, ...], planners: tuple[str, ...], as_json: bool
+    *,
+    duration_s: float,
+    rounds: int,
+    against: tuple[str, ...],
+    planners: tuple[str, ...],
+    turns: int,
+    parts: bool,
+    as_json: bool,
 ) -> None:
     """Processor microseconds the gateway spends per JSON request and per SSE event."""
+    if parts:
+        _print(run_gateway_parts_bench(), as_json=as_json)
+        return
     reports = {
-        name: run_gateway_bench(duration_s, against=against, planner=_PLANNERS[name], rounds=rounds)
+        name: run_gateway_bench(duration_s, turns=turns, against=against, planner=_PLANNERS[name], rounds=rounds)
         for name in planners
     }
     rows = [

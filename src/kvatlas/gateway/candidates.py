@@ -1,46 +1,76 @@
 """A worker as routing sees it for one prompt: what it holds, what of that counts, what it promises."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvatlas.fleet import Trust, Worker
 from kvatlas.index import WorkerMatch
 from kvatlas.routing import Candidate
 
-__all__ = ["candidate_of", "promises_of", "uncached_tokens_of"]
+__all__ = ["UncachedTokens", "candidate_of", "promises_of", "uncached_tokens_of"]
+
+
+_SYNCED = Trust.SYNCED
+_TRUST_NAMES = {level: level.value for level in Trust}
+_CREDITED = frozenset(level for level in Trust if level.is_credited)
 
 
 def candidate_of(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
-    """A worker's standing now, with so many tokens of the prompt held beyond doubt and in doubt."""
+    """A worker's standing now, with so many tokens of the prompt held beyond doubt and in doubt. Cost: about 1.5 us."""
     load = worker.load
-    claimed = hit_tokens + doubted_tokens
+    level = worker.trust.level
     queued_tokens = load.queued_prefill_tokens
-    credit = worker.trust.level.credit(hit_tokens, doubted_tokens)
-    if credit and worker.recency is not None:  # what the queue ahead stores may push part of the hit out
-        credit *= worker.recency.surviving_share(queued_tokens)
+    claimed = hit_tokens + doubted_tokens
+    if claimed:
+        credit: float = claimed
+        if doubted_tokens or level is not _SYNCED:  # of a synced worker, what is beyond doubt counts in full
+            credit = level.credit(hit_tokens, doubted_tokens)
+        if credit and queued_tokens and worker.recency is not None:
+            credit *= worker.recency.surviving_share(queued_tokens)  # what is ahead may push part of the hit out
+        confidence = credit / claimed
+    else:
+        confidence = 1.0 if level in _CREDITED else 0.0
     return Candidate(
-        worker_id=worker.worker_id,
-        hit_tokens=claimed,
-        confidence=credit / claimed if claimed else float(worker.trust.level.is_credited),
-        queued_prefill_tokens=queued_tokens,
-        running_requests=load.in_flight + worker.foreign_running,
-        waiting_requests=worker.foreign_waiting,
-        kv_usage=worker.gauges.kv_usage,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
-        decode_step_s=load.decode_step_s,
-        trust=worker.trust.level.value,
-        promised_tokens=promised_tokens,
+        worker.worker_id,
+        claimed,
+        confidence,
+        queued_tokens,
+        load.in_flight + worker.foreign_running,
+        worker.foreign_waiting,
+        worker.gauges.kv_usage,
+        load.prefill_tokens_per_s,
+        load.decode_step_s,
+        _TRUST_NAMES[level],
+        promised_tokens,
     )
 
 
 def promises_of(workers: Iterable[Worker], found: Mapping[str, WorkerMatch]) -> dict[str, int]:
     """Cached tokens each worker will report, of those whose stream and blocks are wholly known."""
-    return {
-        worker.worker_id: found[worker.worker_id].hit_tokens
-        for worker in workers
-        if worker.trust.level is Trust.SYNCED and worker.worker_id in found and found[worker.worker_id].exact
-    }
+    promised = {}
+    for worker in workers:
+        match = found.get(worker.worker_id)
+        if match is not None and match.exact and worker.trust.level is _SYNCED:
+            promised[worker.worker_id] = match.hit_tokens
+    return promised
 
 
-def uncached_tokens_of(prompt_tokens: int, candidates: Iterable[Candidate]) -> dict[str, int]:
+class UncachedTokens:
+    """Prompt tokens that each candidate would have to compute, reckoned when asked for: of many, one is sent to."""
+
+    __slots__ = ("_candidates", "_prompt_tokens")
+
+    def __init__(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._candidates = candidates
+
+    def get(self, worker_id: str, default: int) -> int:
+        """Those of one worker, at least 1; the default for one that was no candidate. Cost: O(candidates)."""
+        for candidate in self._candidates:
+            if candidate.worker_id == worker_id:
+                return max(1, self._prompt_tokens - round(candidate.believed_tokens))
+        return default
+
+
+def uncached_tokens_of(prompt_tokens: int, candidates: Sequence[Candidate]) -> UncachedTokens:
     """Prompt tokens that each candidate would have to compute."""
-    return {c.worker_id: max(1, prompt_tokens - round(c.believed_tokens)) for c in candidates}
+    return UncachedTokens(prompt_tokens, candidates)

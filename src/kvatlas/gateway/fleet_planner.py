@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 import msgspec
@@ -27,12 +27,13 @@ from kvatlas.rendering import (
     LocalRenderer,
     ParsedRequest,
     RenderedPrompt,
+    TokenCache,
     extras_of,
     parse_request,
     with_report_mode,
     without_report_mode,
 )
-from kvatlas.routing import DecisionLog, DecisionRecord, Picker, RoutingRequest
+from kvatlas.routing import Candidate, Decision, DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
 
@@ -48,13 +49,14 @@ _MAX_MATCHED_TOKENS = 131_072
 """Tokens of a prompt that are looked up (about 20 ms); what lies beyond counts as not cached."""
 _MAX_REMOTE_TEXTS = 16
 """Texts of one request that an engine's /tokenize is asked for, one call each."""
+_PROMPT_PATHS = frozenset(("/v1/chat/completions", "/v1/completions"))
+_GENERATES = frozenset(("completions", "chat"))
 _UNRENDERED_BYTES_PER_TOKEN = 4
 _MAX_GUESSED_TOKENS = 4096
 """Guess of a prompt's length where it could not be tokenised: only its share of the load rests on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
+class _Rendered(msgspec.Struct, frozen=True, gc=False):
     """A request's prompts, or why there are none."""
 
     prompts: tuple[RenderedPrompt, ...] = ()
@@ -62,10 +64,15 @@ class _Rendered:
 
 
 class FleetPlan(Plan, frozen=True, gc=True):
-    """A plan with its decision record and its books."""
+    """A plan with its decision and its books."""
 
-    record: DecisionRecord | None = None
+    decision: Decision | None = None
     books: Books | None = None
+
+    @property
+    def record(self) -> DecisionRecord | None:
+        """The decision as it is shown; made anew."""
+        return None if self.decision is None else self.decision.record()
 
 
 class FleetPlanner:
@@ -117,7 +124,7 @@ class FleetPlanner:
             ModelNotFound: nobody serves the model.
             NoWorkerAvailable: nobody is healthy.
         """
-        if not self._forward_all_paths and not is_forwarded(request.path):
+        if request.path not in _PROMPT_PATHS and not self._forward_all_paths and not is_forwarded(request.path):
             raise PathNotForwarded(_not_forwarded(request.path))
         if request.path == "/v1/models" and (reply := self._all_models()) is not None:
             return reply
@@ -175,14 +182,19 @@ class FleetPlanner:
             self._settlement.finished(books, target, outcome)
         if outcome.kind in ("connect_error", "upstream_error", "timeout"):
             self._fleet.check_soon(target.worker_id)
-        if outcome.cached_tokens is not None and isinstance(plan, FleetPlan) and plan.record is not None:
-            self._decisions.set_outcome(
-                plan.record.request_id, actual_tokens=outcome.cached_tokens, served_by=target.worker_id
+        if outcome.cached_tokens is not None and isinstance(plan, FleetPlan) and plan.decision is not None:
+            self._decisions.note_outcome(
+                plan.decision.request_id, actual_tokens=outcome.cached_tokens, served_by=target.worker_id
             )
 
     def ready(self) -> bool:
         """Whether any worker is healthy."""
         return self._fleet.ready
+
+    @property
+    def token_caches(self) -> frozenset[TokenCache]:
+        """What the renderers remember of turns."""
+        return frozenset(renderer.cache for renderer in self._renderers.values())
 
     async def _plan_later(
         self,
@@ -221,43 +233,47 @@ class FleetPlanner:
     ) -> FleetPlan:
         prompts = [self._as_cached(prompt, parsed.model, workers) for prompt in rendered.prompts]
         matches = [] if parsed.skips_cache else [self._match(prompt, workers) for prompt in prompts]
-        prompt_tokens = sum(len(prompt.token_ids) for prompt in rendered.prompts)
-        if rendered.without_index is not None:
+        if rendered.without_index is None:
+            prompt_tokens = 0
+            for prompt in rendered.prompts:
+                prompt_tokens += len(prompt.token_ids)
+        else:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         promised = _promises(parsed, rendered.prompts, workers, matches)
-        candidates = [candidate_of(w, *_hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
+        candidates = _standings(workers, matches, promised)
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
-        record = self._picker.pick(asked, candidates, without_index=rendered.without_index)
+        decision = self._picker.decide(asked, candidates, without_index=rendered.without_index)
         alone = len(matches) == 1 and parsed.unpredictable is None
         books = Books(
-            uncached_tokens=uncached_tokens_of(prompt_tokens, candidates),
-            promised_tokens=promised,
-            rendered_tokens=prompt_tokens if len(prompts) == 1 else None,
-            stream=parsed.stream,
-            prompt=prompts[0] if alone else None,
-            matches=matches[0] if alone else {},
+            uncached_tokens_of(prompt_tokens, candidates),
+            promised,
+            prompt_tokens if len(prompts) == 1 else None,
+            parsed.stream,
+            prompts[0] if alone else None,
+            matches[0] if alone else {},
         )
-        by_id = {worker.worker_id: worker for worker in workers}
-        order = [by_id[worker_id] for worker_id in record.order]
-        if len(order) == 1:  # a second target, should the only one refuse the connection
-            order += self._fleet.left_out(parsed.model)[:1]
+        targets = self._targets_of(decision.order, workers)
+        if len(targets) == 1:  # a second target, should the only one refuse the connection
+            spare = self._fleet.left_out(parsed.model)[:1]
+            targets += self._targets_of(tuple(worker.worker_id for worker in spare), spare)
         return FleetPlan(
-            targets=tuple(self._target(worker) for worker in order),
-            predicted_tokens=record.predicted_tokens,
-            body=self._changed_body(request, parsed, by_id[record.chosen]),
-            record=record,
+            targets=targets,
+            predicted_tokens=decision.predicted_tokens,
+            body=self._changed_body(request, parsed, decision.chosen),
+            decision=decision,
             books=books,
-            measures_ttft=parsed.stream and parsed.api in {"completions", "chat"},
+            measures_ttft=parsed.stream and parsed.api in _GENERATES,
         )
 
-    def _changed_body(self, request: GatewayRequest, parsed: ParsedRequest, worker: Worker) -> bytes | None:
+    def _changed_body(self, request: GatewayRequest, parsed: ParsedRequest, chosen: str) -> bytes | None:
         """The body to send instead of the client's; None for almost every request."""
         share = self._full_report_share
         if (
             share
             and parsed.api != "other"
+            and (worker := self._fleet.get(chosen)) is not None
             and worker.trust.level.is_credited
-            and self._index.may_ask_for_report(worker.worker_id)
+            and self._index.may_ask_for_report(chosen)
             and self._random.random() < share
         ):
             return with_report_mode(request.body)
@@ -266,8 +282,10 @@ class FleetPlanner:
     def _as_cached(self, prompt: RenderedPrompt, model: str | None, workers: list[Worker]) -> RenderedPrompt:
         """The prompt with the adapter that is part of its blocks, cut to what is looked up."""
         extras, token_ids = prompt.extras, prompt.token_ids
-        if model is not None and any(model in worker.adapters for worker in workers):
-            extras = replace(extras, lora=Lora(model))
+        for worker in workers:
+            if worker.adapters and model in worker.adapters:
+                extras = replace(extras, lora=Lora(model or ""))
+                break
         if extras is prompt.extras and len(token_ids) <= _MAX_MATCHED_TOKENS:
             return prompt
         return RenderedPrompt(token_ids[:_MAX_MATCHED_TOKENS], extras)
@@ -296,14 +314,19 @@ class FleetPlanner:
             self._engine_renderers[url] = renderer
         return renderer
 
-    def _target(self, worker: Worker) -> Target:
-        target = self._targets.get(worker.worker_id)
-        if target is None:
-            rank = worker.config.rank
-            headers = () if rank is None else ((b"X-data-parallel-rank", b"%d" % rank),)
-            target = Target(worker.worker_id, worker.host.strip("[]"), worker.port, worker.base_path, headers)
-            self._targets[worker.worker_id] = target
-        return target
+    def _targets_of(self, order: tuple[str, ...], workers: list[Worker]) -> tuple[Target, ...]:
+        targets = self._targets
+        try:
+            return tuple([targets[worker_id] for worker_id in order])
+        except KeyError:
+            targets.update({w.worker_id: _target_of(w) for w in workers if w.worker_id not in targets})
+            return tuple([targets[worker_id] for worker_id in order])
+
+
+def _target_of(worker: Worker) -> Target:
+    rank = worker.config.rank
+    headers = () if rank is None else ((b"X-data-parallel-rank", b"%d" % rank),)
+    return Target(worker.worker_id, worker.host.strip("[]"), worker.port, worker.base_path, headers)
 
 
 def _not_forwarded(path: str) -> str:
@@ -317,10 +340,21 @@ def _books_of(plan: Plan) -> Books | None:
     return plan.books if isinstance(plan, FleetPlan) else None
 
 
-def _hit_tokens(worker: Worker, matches: list[dict[str, WorkerMatch]]) -> tuple[int, int]:
-    """Tokens that the worker holds of all prompts, and tokens that it may hold."""
-    found = [match[worker.worker_id] for match in matches if worker.worker_id in match]
-    return sum(each.hit_tokens for each in found), sum(each.doubted_tokens for each in found)
+def _standings(
+    workers: list[Worker], matches: list[dict[str, WorkerMatch]], promised: dict[str, int]
+) -> list[Candidate]:
+    """The candidates, with the tokens that each holds of all prompts, and those that it may hold."""
+    candidates = []
+    for worker in workers:
+        worker_id = worker.worker_id
+        hit_tokens = doubted_tokens = 0
+        for match in matches:
+            if worker_id in match:
+                found = match[worker_id]
+                hit_tokens += found.hit_tokens
+                doubted_tokens += found.doubted_tokens
+        candidates.append(candidate_of(worker, hit_tokens, doubted_tokens, promised.get(worker_id)))
+    return candidates
 
 
 def _promises(

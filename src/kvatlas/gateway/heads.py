@@ -8,6 +8,7 @@ section 7 (forwarding), RFC 9112 sections 3 (request line), 6 (framing) and 11.2
 
 import re
 import secrets
+from functools import lru_cache
 from itertools import count
 
 import msgspec
@@ -176,9 +177,13 @@ def forward_head(head: RequestHead, request_id: str, where: tuple[str, str], add
     authority, base_path = where
     fields = head.forwarded
     if added:
-        check_headers(added)
-        fields = _without(fields, frozenset(name.lower() for name, _ in added))
-        fields += b"".join(b"\r\n%b: %b" % field for field in added)
+        names, beginnings, lines = _added_lines(added)
+        lowered = fields.lower()
+        for beginning in beginnings:
+            if beginning in lowered:
+                fields = _without(fields, names)
+                break
+        fields += lines
     version = "HTTP/1.0" if head.http_1_0 else "HTTP/1.1"
     length = ""
     if body or head.content_length is not None or head.chunked or head.method in _METHODS_WITH_BODY:
@@ -186,6 +191,14 @@ def forward_head(head: RequestHead, request_id: str, where: tuple[str, str], add
     first = f"{head.method} {base_path}".encode()
     own = f" {version}\r\nhost: {authority}\r\nx-request-id: {request_id}{length}".encode()
     return b"".join((first, head.target, own, fields, b"\r\n\r\n"))
+
+
+@lru_cache(maxsize=4096)
+def _added_lines(added: Headers) -> tuple[frozenset[bytes], tuple[bytes, ...], bytes]:
+    """Added fields, the same for every request to a worker: names in lower case, how such lines begin, wire form."""
+    check_headers(added)
+    names = frozenset(name.lower() for name, _ in added)
+    return names, tuple(b"\r\n" + name for name in names), b"".join(b"\r\n%b: %b" % field for field in added)
 
 
 def ends_with_connection(head: bytes) -> bool:

@@ -5,10 +5,12 @@ held against the engine's `cached_tokens`, and where the two differ, or claims w
 """
 
 import logging
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvatlas.fleet import LoadLedger, Ticket, Worker, cause_of
+import msgspec
+
+from kvatlas.fleet import Cause, LoadLedger, Ticket, Worker, cause_of
+from kvatlas.gateway.candidates import UncachedTokens
 from kvatlas.gateway.values import Outcome, Target
 from kvatlas.index import Moment, PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
@@ -18,12 +20,11 @@ __all__ = ["Books", "Settlement"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Books:
+class Books(msgspec.Struct):
     """What one plan promised and whom it charged.
 
     Attributes:
-        uncached_tokens: worker id -> prompt tokens it would have to compute.
+        uncached_tokens: prompt tokens that each worker would have to compute.
         promised_tokens: worker id -> cached tokens it will report, where that can be said: only there its uncached
             tokens are known well enough to measure its speed with.
         rendered_tokens: length of the prompt, if it is one and known.
@@ -33,14 +34,14 @@ class Books:
         sent: worker id -> its moment when the request was sent there.
     """
 
-    uncached_tokens: dict[str, int]
+    uncached_tokens: UncachedTokens
     promised_tokens: dict[str, int]
     rendered_tokens: int | None
     stream: bool
     prompt: RenderedPrompt | None = None
-    matches: dict[str, WorkerMatch] = field(default_factory=dict)
-    tickets: dict[str, tuple[LoadLedger, Ticket]] = field(default_factory=dict)
-    sent: dict[str, Moment] = field(default_factory=dict)
+    matches: dict[str, WorkerMatch] = {}
+    tickets: dict[str, tuple[LoadLedger, Ticket]] = {}
+    sent: dict[str, Moment] = {}
 
 
 class KnowsWorkers(Protocol):
@@ -97,21 +98,24 @@ class Settlement:
             self._heal(books, worker, outcome.cached_tokens)
 
     def _compare(self, books: Books, worker: Worker, predicted: int, reported: int, *, parity: bool) -> None:
+        cause = None if predicted == reported else self._cause(books, worker, predicted - reported, parity=parity)
+        if worker.audit.record(predicted, reported, cause) and worker.source is not None:
+            worker.source.note_overclaim(
+                f"the engine reported {reported} cached tokens where {predicted} were promised, and repeatedly so, "
+                "without a removal that explains it: events must be missing"
+            )
+
+    def _cause(self, books: Books, worker: Worker, error_tokens: int, *, parity: bool) -> Cause | None:
         sent = books.sent.get(worker.worker_id)
         now = self._index.moment(worker.worker_id)
-        cause = cause_of(
-            predicted - reported,
+        return cause_of(
+            error_tokens,
             parity=parity,
             same_epoch=sent is not None and sent.epoch == now.epoch,
             removed=sent is None or sent.removals != now.removals,
             stored=sent is None or sent.stores != now.stores,
             block_size=self._index.block_size(worker.worker_id) or 1,
         )
-        if worker.audit.record(predicted, reported, cause) and worker.source is not None:
-            worker.source.note_overclaim(
-                f"the engine reported {reported} cached tokens where {predicted} were promised, and repeatedly so, "
-                "without a removal that explains it: events must be missing"
-            )
 
     def _heal(self, books: Books, worker: Worker, reported: int) -> None:
         """Take the engine's count for its word where it says more than is known.

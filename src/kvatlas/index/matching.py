@@ -1,7 +1,7 @@
 """Matching a prompt: which workers hold how much of it, by the rules of each worker's KV cache groups."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from kvatlas._native import IndexCore
@@ -20,9 +20,17 @@ _SURE_ONLY = bytes((0, 0, 1)) + bytes(253)
 
 def worker_bits(columns: Mapping[str, WorkerColumn]) -> bytes:
     """One bit for each worker, lowest first, in whole 8-byte words."""
+    return _words_of(_bits_of(columns.values()))
+
+
+def _bits_of(columns: Iterable[WorkerColumn]) -> int:
     bits = 0
-    for column in columns.values():
+    for column in columns:
         bits |= column.bit
+    return bits
+
+
+def _words_of(bits: int) -> bytes:
     return bits.to_bytes((bits.bit_length() + 63) // 64 * 8, "little")
 
 
@@ -35,15 +43,25 @@ def match_columns(
     columns: Mapping[str, WorkerColumn],
 ) -> dict[str, WorkerMatch]:
     """The match of every worker whose block size is known; those of one block size and root key in one walk."""
-    alike: dict[tuple[int, int], dict[str, WorkerColumn]] = {}
-    for worker_id, column in columns.items():
-        size = column.block_size
-        if size is not None:
-            alike.setdefault((size, column.root_key), {})[worker_id] = column
     found: dict[str, WorkerMatch] = {}
-    for (size, root_key), together in alike.items():
-        found.update(PromptMatcher(core, planes, hasher, token_ids, extras, size, root_key).match(together))
+    for (size, root_key), together in _alike(columns).items():
+        matches = PromptMatcher(core, planes, hasher, token_ids, extras, size, root_key).match(together)
+        if len(together) == len(columns):
+            return matches
+        found.update(matches)
     return found
+
+
+def _alike(columns: Mapping[str, WorkerColumn]) -> Mapping[tuple[int, int], Mapping[str, WorkerColumn]]:
+    """Columns by block size and root key; in most fleets all have the same."""
+    kinds = [(column.block_size, column.root_key) for column in columns.values()]
+    if kinds and kinds[0][0] is not None and kinds.count(kinds[0]) == len(kinds):
+        return {(kinds[0][0], kinds[0][1]): columns}
+    alike: dict[tuple[int, int], dict[str, WorkerColumn]] = {}
+    for (size, root_key), (worker_id, column) in zip(kinds, columns.items(), strict=True):
+        if size is not None:
+            alike.setdefault((size, root_key), {})[worker_id] = column
+    return alike
 
 
 class PromptMatcher:
@@ -79,15 +97,16 @@ class PromptMatcher:
     def match(self, columns: Mapping[str, WorkerColumn]) -> dict[str, WorkerMatch]:
         """Each worker's match; 0 tokens is an answer too."""
         size = self._size
-        simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
-        blocks = self._find(DEVICE_PLANE, simple) if simple else {}
-        if len(simple) < len(columns):
-            blocks.update({w: self._joint_hit(column, _SURE) for w, column in columns.items() if w not in simple})
+        bits = 0
+        for column in columns.values():
+            if column.groups.only_full:
+                bits |= column.bit
+        blocks_of = (self._find(DEVICE_PLANE, bits) if bits else {}).get
         found = {}
         tiered = {}
         doubtful = {}
         for worker_id, column in columns.items():
-            held = blocks.get(worker_id, 0)
+            held = blocks_of(worker_id, 0) if column.groups.only_full else self._joint_hit(column, _SURE)
             found[worker_id] = WorkerMatch(held * size, held, size, column.is_exact)
             if column.other_media:
                 tiered[worker_id] = column
@@ -95,24 +114,29 @@ class PromptMatcher:
                 doubtful[worker_id] = column
         if doubtful:
             self._add_doubted(doubtful, found)
-        for medium in {medium for column in tiered.values() for medium in column.other_media}:
-            plane = self._planes.known((medium, 0))
-            having = {worker_id: column for worker_id, column in tiered.items() if medium in column.other_media}
-            in_medium = {} if plane is None else self._find(plane, having)
-            for worker_id in having:
-                found[worker_id].other_tiers[medium] = in_medium.get(worker_id, 0) * size
+        if tiered:
+            self._add_tiers(tiered, found)
         return found
+
+    def _add_tiers(self, columns: Mapping[str, WorkerColumn], found: Mapping[str, WorkerMatch]) -> None:
+        for medium in {medium for column in columns.values() for medium in column.other_media}:
+            plane = self._planes.known((medium, 0))
+            having = {worker_id: column for worker_id, column in columns.items() if medium in column.other_media}
+            in_medium = {} if plane is None else self._find(plane, _bits_of(having.values()))
+            for worker_id in having:
+                found[worker_id].other_tiers[medium] = in_medium.get(worker_id, 0) * self._size
 
     def _add_doubted(self, columns: Mapping[str, WorkerColumn], found: Mapping[str, WorkerMatch]) -> None:
         simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
-        blocks = self._find(DEVICE_PLANE, simple, doubted=True) if simple else {}
+        blocks = self._find(DEVICE_PLANE, _bits_of(simple.values()), doubted=True) if simple else {}
         for worker_id, column in columns.items():
             match = found[worker_id]
             held = blocks.get(worker_id, 0) if worker_id in simple else self._joint_hit(column, _DOUBTED)
             match.doubted_tokens = held * self._size - match.hit_tokens
 
-    def _find(self, plane: int, columns: Mapping[str, WorkerColumn], *, doubted: bool = False) -> dict[str, int]:
-        asked = worker_bits(columns)
+    def _find(self, plane: int, bits: int, *, doubted: bool = False) -> dict[str, int]:
+        """Leading blocks held by the workers of these bits."""
+        asked = _words_of(bits)
         if self._extras.is_empty:
             return self._core.find_tokens(
                 plane, self._token_ids, self._size, self._root_key, self._limit, asked, doubted=doubted

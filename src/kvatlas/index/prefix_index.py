@@ -396,7 +396,8 @@ class PrefixIndex:
     def _named(self, worker_ids: Iterable[str] | None) -> dict[str, WorkerColumn]:
         if worker_ids is None:
             return self._columns
-        return {worker_id: self._columns[worker_id] for worker_id in worker_ids if worker_id in self._columns}
+        columns = self._columns
+        return {worker_id: columns[worker_id] for worker_id in worker_ids if worker_id in columns}
 
     def _asked(self, worker_ids: Iterable[str] | None) -> bytes:
         return _EVERYBODY if worker_ids is None else worker_bits(self._named(worker_ids))

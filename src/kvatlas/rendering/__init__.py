@@ -17,6 +17,7 @@ from kvatlas.rendering.request import (
 )
 from kvatlas.rendering.text_tokenizer import TextTokenizer
 from kvatlas.rendering.tiny_model import TINY_CHAT_TEMPLATE, write_tiny_model
+from kvatlas.rendering.token_cache import TokenCache
 
 __all__ = [
     "TINY_CHAT_TEMPLATE",
@@ -28,6 +29,7 @@ __all__ = [
     "RenderedPrompt",
     "Renderer",
     "TextTokenizer",
+    "TokenCache",
     "extras_of",
     "parse_request",
     "with_report_mode",

@@ -93,14 +93,9 @@ def template_messages(messages: Sequence[Message], content_format: ContentFormat
 
 def _template_message(message: Message, content_format: ContentFormat) -> Message:
     role = message["role"]
-    parts = _content_parts(message)
-    if role == "system":
-        parts = _without_billing_header(parts)
-    if content_format == "openai":
-        wrapped = [_wrapped_part(part) for part in parts]
-        content: Any = [part for part in wrapped if part is not None]
-    else:
-        content = "\n".join(text for part in parts if (text := _part_text(part)) is not None)
+    content: Any = message.get("content")
+    if role == "system" or content_format == "openai" or not isinstance(content, str):
+        content = _template_content(message, content_format)
     result: Message = {"role": role, "content": content}
     if role == "assistant":
         _add_assistant_fields(result, message)
@@ -115,6 +110,16 @@ def _template_message(message: Message, content_format: ContentFormat) -> Messag
     if role == "developer":
         result["tools"] = message.get("tools")
     return result
+
+
+def _template_content(message: Message, content_format: ContentFormat) -> str | list[Message]:
+    parts = _content_parts(message)
+    if message["role"] == "system":
+        parts = _without_billing_header(parts)
+    if content_format == "openai":
+        wrapped = [_wrapped_part(part) for part in parts]
+        return [part for part in wrapped if part is not None]
+    return "\n".join(text for part in parts if (text := _part_text(part)) is not None)
 
 
 def _content_parts(message: Message) -> list[Any]:

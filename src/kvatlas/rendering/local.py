@@ -23,6 +23,7 @@ __all__ = ["LocalRenderer"]
 # Source: vLLM 0.32, renderers/registry.py and config/model.py (tokenizer modes), renderers/online_renderer.py
 # (harmony).
 _CODED_CHAT_MODELS = frozenset({"gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling"})
+_NOTHING_AROUND: tuple[Sequence[int], Sequence[int]] = ((), ())
 _DEFAULT_CACHE_BYTES = 64 * 2**20
 _MAX_THREADS = 4
 
@@ -102,6 +103,11 @@ class LocalRenderer:
         """The loaded tokenizer."""
         return self._tokenizer
 
+    @property
+    def cache(self) -> TokenCache:
+        """The memory of turns, for its counters."""
+        return self._cache
+
     async def render(self, request: ParsedRequest) -> tuple[RenderedPrompt, ...]:
         """The request's prompts; a large request is rendered off the event loop.
 
@@ -121,7 +127,10 @@ class LocalRenderer:
         Raises:
             RenderError: the token ids cannot be known here.
 
-        Cost: about 0.5 us per byte of text in turns not seen before, 20 ns per byte of the others.
+        Returns:
+            Prompts whose ids, where made here, are an array of 32-bit words: shared with the memory, not to be changed.
+
+        Cost: about 0.5 us per byte of text in turns not seen before, 1 us per turn and 2 ns per byte of the others.
         """
         if request.unsupported is not None:
             raise RenderError(request.unsupported)
@@ -178,21 +187,30 @@ class LocalRenderer:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool) -> "array[int]":
         """Token ids, from memory for every turn of a conversation that was seen before."""
-        if add_special_tokens:
+        around = self._tokenizer.added_around if add_special_tokens else _NOTHING_AROUND
+        if around is None:
             # What is added depends on the whole text: nothing to cut, nothing to remember.
-            return self._tokenizer.encode(text, add_special_tokens=True)
+            return array("I", self._tokenizer.encode(text, add_special_tokens=True))
         pieces = self._tokenizer.cut(text)
-        known = {piece: self._cache.get(piece) for piece in pieces}
-        unknown = [piece for piece, ids in known.items() if ids is None]
-        if len(unknown) == len(pieces) == 1:
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-            self._cache.put(text, token_ids)
-            return token_ids
-        for piece, ids in zip(unknown, self._tokenizer.encode_many(unknown, add_special_tokens=False), strict=True):
-            known[piece] = self._cache.put(piece, ids)
-        joined = array("I")
-        for piece in pieces:
-            joined.extend(known[piece] or ())
-        return joined.tolist()
+        found = self._cache.get_many(pieces)
+        if None in found:
+            self._learn(pieces, found)
+        if len(found) == 1 and around is _NOTHING_AROUND and found[0] is not None:
+            return found[0]
+        before, after = around
+        token_ids = array("I", before)
+        for ids in found:
+            token_ids.extend(ids or ())
+        token_ids.extend(after)
+        return token_ids
+
+    def _learn(self, pieces: Sequence[str], found: "list[array[int] | None]") -> None:
+        """Tokenise the pieces that were not found, each once, and fill them in."""
+        unknown = list(dict.fromkeys(piece for piece, ids in zip(pieces, found, strict=True) if ids is None))
+        made = self._tokenizer.encode_many(unknown, add_special_tokens=False)
+        learnt = {piece: self._cache.put(piece, ids) for piece, ids in zip(unknown, made, strict=True)}
+        for place, piece in enumerate(pieces):
+            if found[place] is None:
+                found[place] = learnt[piece]

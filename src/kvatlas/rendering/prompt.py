@@ -1,8 +1,9 @@
 """What rendering gives to the index: token ids, and what else goes into a block's hash."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from kvatlas.hashing import NO_EXTRAS, RequestExtras
 from kvatlas.rendering.request import ParsedRequest
@@ -10,8 +11,7 @@ from kvatlas.rendering.request import ParsedRequest
 __all__ = ["RenderedPrompt", "Renderer", "extras_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
+class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
     """One prompt as the engine's cache sees it. A completions request may hold several."""
 
     token_ids: Sequence[int]

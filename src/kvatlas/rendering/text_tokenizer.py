@@ -17,7 +17,7 @@ from kvatlas.rendering.segments import Segmenter
 
 __all__ = ["TextTokenizer"]
 
-_LONG_CHARACTERS = 256
+_MANY_CHARACTERS = 16_384
 
 
 class TextTokenizer:
@@ -63,25 +63,30 @@ class TextTokenizer:
         return self.encode_many([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text. Long texts use all cores and leave other Python threads running.
+        """Token ids of each text. Other Python threads run meanwhile; many or long texts use all cores.
 
         Raises:
             RenderError: a text is not valid Unicode (a lone surrogate).
         """
-        tokenizer = self._tokenizer
+        encode = self._tokenizer.encode_batch_fast  # no offsets are made, and Python's lock is not held
         try:
-            # Encoding one text holds Python's lock all the while, encoding a batch does not: with short texts the
-            # first is cheaper, with long ones it would stall every other request.
-            if sum(map(len, texts)) < _LONG_CHARACTERS:
-                encodings = [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-            else:
-                encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            if sum(map(len, texts)) < _MANY_CHARACTERS:
+                # On several cores a few short texts would be done no sooner, and cost up to twice the processor time.
+                return [encode([text], add_special_tokens=add_special_tokens)[0].ids for text in texts]
+            return [encoding.ids for encoding in encode(list(texts), add_special_tokens=add_special_tokens)]
         except (TypeError, UnicodeError):
             raise RenderError("the prompt is not valid Unicode text (a lone surrogate), so it has no tokens") from None
-        return [encoding.ids for encoding in encodings]
+
+    @property
+    def added_around(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Ids that `add_special_tokens` puts before and after every text; None where that is not known."""
+        return self._segmenter.added_around
 
     def cut(self, text: str) -> list[str]:
-        """Pieces of a text that may be tokenised one by one, without special tokens added, with the same result."""
+        """Pieces of a text that may be tokenised one by one, without special tokens added, with the same result.
+
+        Cost: 0.5 us per piece and 2 ns per byte.
+        """
         return self._segmenter.cut(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

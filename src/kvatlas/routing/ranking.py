@@ -34,7 +34,7 @@ class PolicySettings:
     tie_floor_s: float = 0.001
 
 
-class Ranking(msgspec.Struct, frozen=True):
+class Ranking(msgspec.Struct, frozen=True, gc=False):
     """Candidates in order of preference.
 
     `order` is a permutation of candidate indexes, best first; the rest is for failover. `scores` are aligned with the

@@ -37,7 +37,7 @@ def test_a_record_holds_what_the_decision_rested_on():
     """Time, policy, candidates with scores and terms, order and prediction are all there."""
     pick, log = picker()
     record = pick.pick(RoutingRequest("r1", 4000), [worker("a"), worker("b", 3000)])
-    assert record is log.get("r1")
+    assert record == log.get("r1")
     assert (record.wall_s, record.policy, record.prompt_tokens, record.score_unit) == (1234.5, "cost", 4000, "s")
     assert (record.chosen, record.order, record.predicted_tokens) == ("b", ("b", "a"), 3000)
     assert [score.score for score in record.candidates] == pytest.approx([6.001, 1.501])
@@ -104,7 +104,7 @@ def test_an_outcome_completes_the_record():
     pick, log = picker()
     pick.pick(RoutingRequest("r", 4000), [worker("a", 3000), worker("b")])
     completed = log.set_outcome("r", actual_tokens=2992, served_by="b")
-    assert completed is log.get("r")
+    assert completed == log.get("r")
     assert (completed.predicted_tokens, completed.actual_tokens, completed.served_by) == (3000, 2992, "b")
     assert log.set_outcome("gone", actual_tokens=1) is None
 
@@ -129,3 +129,26 @@ def test_a_record_turns_into_json():
     terms = {"queue_s": 0.0, "prefill_s": 0.05, "decode_s": 0.001, "balance_s": 0.0, "crowding_s": 0.025}
     assert shown["candidates"][0]["terms"] == terms
     assert shown["actual_tokens"] is None
+
+
+def test_a_decision_is_shown_as_it_was_kept():
+    """What is kept makes the same record at once and later, in small and large fleets."""
+    pick, log = picker()
+    for size in (1, 3, 40):
+        crowd = [worker(f"w{n}", hit=10 * n, queued=50 * n) for n in range(size)]
+        decision = pick.decide(RoutingRequest(f"r{size}", 4000), crowd)
+        record = decision.record()
+        assert log.get(f"r{size}") == record
+        assert (decision.chosen, decision.predicted_tokens) == (record.chosen, record.predicted_tokens)
+        assert log.note_outcome(f"r{size}", actual_tokens=5)
+        assert log.get(f"r{size}") == msgspec.structs.replace(record, actual_tokens=5)
+    assert not log.note_outcome("gone", actual_tokens=1)
+
+
+def test_scores_are_the_sums_of_their_terms():
+    """The score that ranks is the sum of the terms that explain it, to the last bit."""
+    pick, _ = picker()
+    crowd = [worker(f"w{n}", hit=7 * n, confidence=n / 5, queued=13 * n) for n in range(6)]
+    for _ in range(20):
+        for scored in pick.pick(RoutingRequest("r", 1000), crowd).candidates:
+            assert scored.terms.total_s == scored.score

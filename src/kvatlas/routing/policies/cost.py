@@ -1,9 +1,9 @@
 """The default: the worker with the least expected time to the first token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvatlas.routing.candidate import Candidate, RoutingRequest
-from kvatlas.routing.cost import CostTerms, cost_terms, uncached_tokens
+from kvatlas.routing.cost import CostTerms, all_cost_terms, uncached_tokens
 from kvatlas.routing.memory import RecentWork, TurnOrder
 from kvatlas.routing.ranking import PolicySettings, Ranking
 
@@ -31,41 +31,42 @@ class CostPolicy:
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Ranking:
         """Rank by expected seconds; among (nearly) equal ones by requests held, then by turn.
 
-        Cost: about 5 us plus 1.3 us per candidate.
+        Cost: about 3 us plus 1.5 us per candidate.
         """
-        terms = self.terms(request, candidates)
-        scores = tuple([term.total_s for term in terms])
-        ranked = sorted(range(len(scores)), key=lambda index: (scores[index], candidates[index].worker_id))
-        best = scores[ranked[0]]
+        terms, scores = self._terms(request, candidates)
+        best = min(scores)
         limit = best + max(self._settings.tie_floor_s, self._settings.tie_share * best)
-        equals = [index for index in ranked if scores[index] <= limit]
-        if len(equals) > 1:
-            equals.sort(key=self._preference(candidates))
-        order = (*equals, *ranked[len(equals) :])
+        equals = []
+        others = []
+        for index, candidate in enumerate(candidates):
+            score = scores[index]
+            if score <= limit:
+                held = candidate.running_requests + candidate.waiting_requests
+                equals.append((held, self._turns.key(candidate.worker_id), score, candidate.worker_id, index))
+            else:
+                others.append((score, candidate.worker_id, index))
+        equals.sort()
+        others.sort()
+        order = (*[key[4] for key in equals], *[key[2] for key in others])
         chosen = candidates[order[0]]
         self._turns.chosen(chosen.worker_id)
         self._recent.add(chosen.worker_id, uncached_tokens(request.prompt_tokens, chosen), len(candidates))
         return Ranking(order, scores, "s", terms)
 
-    def _preference(self, candidates: Sequence[Candidate]) -> Callable[[int], tuple[int, tuple[int, int]]]:
-        def key(index: int) -> tuple[int, tuple[int, int]]:
-            candidate = candidates[index]
-            return candidate.requests_held, self._turns.key(candidate.worker_id)
-
-        return key
-
     def terms(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[CostTerms, ...]:
         """The cost of each candidate now, without choosing."""
-        weight = self._settings.balance_weight
-        share = self._settings.decode_share
-        surpluses = self._recent.surpluses(candidates)
-        return tuple(
-            cost_terms(
-                request.prompt_tokens,
-                candidate,
-                decode_share=share,
-                surplus=weight * surplus,
-                crowding=self._settings.crowding,
-            )
-            for candidate, surplus in zip(candidates, surpluses, strict=True)
+        return self._terms(request, candidates)[0]
+
+    def _terms(
+        self, request: RoutingRequest, candidates: Sequence[Candidate]
+    ) -> tuple[tuple[CostTerms, ...], tuple[float, ...]]:
+        settings = self._settings
+        weight = settings.balance_weight
+        surpluses = [weight * surplus for surplus in self._recent.surpluses(candidates)]
+        return all_cost_terms(
+            request.prompt_tokens,
+            candidates,
+            surpluses,
+            decode_share=settings.decode_share,
+            crowding=settings.crowding,
         )
