@@ -125,4 +125,9 @@ def _foresight(name: str, results: Sequence[FleetResult]) -> list[BenchRow]:
     foreseen = sum(result.foreseen_tokens for result in results)
     found = sum(result.found_tokens for result in results)
     work = f"{name}: foreseen share of a hit left behind a queue, {waited} requests"
-    return [BenchRow(work, "share", foreseen / claimed, "found", found / claimed)]
+    off = sum(result.mistaken_tokens for result in results)
+    without = sum(result.undiscounted_tokens for result in results)
+    return [
+        BenchRow(work, "share", foreseen / claimed, "found", found / claimed),
+        BenchRow(f"{name}: error of the hit behind a queue", "share", off / claimed, "no discount", without / claimed),
+    ]

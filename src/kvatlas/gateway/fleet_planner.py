@@ -16,7 +16,7 @@ import msgspec
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway.candidates import candidate_of, promises_of, uncached_tokens_of
+from kvatlas.gateway.candidates import candidate_of, idle_parts_of, promises_of, uncached_tokens_of
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
@@ -225,7 +225,11 @@ class FleetPlanner:
         if rendered.without_index is not None:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         promised = _promises(parsed, rendered.prompts, workers, matches)
-        candidates = [candidate_of(w, *_hit_tokens(w, matches), promised.get(w.worker_id)) for w in workers]
+        idle = idle_parts_of(self._index, prompts[0], workers, matches[0]) if len(matches) == 1 else {}
+        candidates = [
+            candidate_of(w, *_hit_tokens(w, matches), promised.get(w.worker_id), idle.get(w.worker_id, ()))
+            for w in workers
+        ]
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         record = self._picker.pick(asked, candidates, without_index=rendered.without_index)
         alone = len(matches) == 1 and parsed.unpredictable is None

@@ -132,7 +132,10 @@ class PromptMatcher:
 
     def all_keys(self) -> "array[int]":
         """Keys of all blocks that an engine may reuse."""
-        if self._keys is None:
+        if self._keys is None and self._extras.is_empty:
+            self._keys = self._hasher.block_keys(self._root_key, self._token_ids, self._size, ())
+            del self._keys[self._limit :]
+        elif self._keys is None:
             source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
             self._keys = array("Q", islice(source, self._limit))
         return self._keys
