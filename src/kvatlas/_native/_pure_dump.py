@@ -1,5 +1,6 @@
 """A worker's column as bytes, in the Python core of the index. The form stands in `c/dump.c`."""
 
+import math
 import struct
 import sys
 from array import array
@@ -123,7 +124,7 @@ class DumpingState(DoubtingState):
         claims, times = parts[7], dict(_USE.iter_unpack(parts[8]))
         if any(claim > _CLAIMED for claim in claims) or 0 in times:
             raise dump_refused(DUMP_ENTRY)
-        blocks = _read_blocks(*parts[:5], planes)
+        blocks = _read_blocks(parts[:5], planes)
         keys = _from_words(parts[5])
         if len({block.number for block in blocks}) != entries or len(set(keys)) != reported or len(times) != uses:
             raise dump_refused(DUMP_TWICE)
@@ -156,9 +157,8 @@ class DumpingState(DoubtingState):
 
     def _age_code_of(self, entry: Entry) -> int:
         """Of its age in stamps; 0 where no plane tells."""
-        if entry.block_key is None or 0 not in entry.copies or entry.block_key not in self._planes[0]:
-            return 0
-        return age_code(self._stamp - self._stamps[entry.block_key])
+        stamp = self._stamp_of(entry)
+        return 0 if stamp == -math.inf else age_code(self._stamp - int(stamp))
 
     def _claims_of(self, worker: int, plane: int, key: int) -> int:
         """Bit 0: in the plane; bit 1: in its shadow."""
@@ -198,9 +198,8 @@ def _split(data: bytes, entries: int, others: int, reported: int, uses: int) -> 
     return parts
 
 
-def _read_blocks(
-    handles: bytes, keys: bytes, marks: bytes, ages: bytes, others: bytes, planes: Sequence[int]
-) -> list[_Block]:
+def _read_blocks(parts: Sequence[bytes], planes: Sequence[int]) -> list[_Block]:
+    handles, keys, marks, ages, others = parts
     if any(code >= USE_BINS for code in ages):
         raise dump_refused(DUMP_ENTRY)
     blocks = []

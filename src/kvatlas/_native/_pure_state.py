@@ -18,6 +18,7 @@ class CoreState:
         self._planes: list[dict[int, int]] = [{}]
         self._shadows: list[dict[int, int]] = [{}]
         self._stamps: dict[int, int] = {}
+        self._shadow_stamps: dict[int, int] = {}
         self._columns: dict[int, Column] = {}
         self._ticks = 0
         self._charged = 0
@@ -53,9 +54,14 @@ class CoreState:
 
     def _set(self, holders: dict[int, int], block_key: int, worker: int, age: int = 0) -> None:
         holders[block_key] = holders.get(block_key, 0) | 1 << worker
-        if holders is self._planes[0]:
+        if (stamps := self._stamps_of(holders)) is not None:
             stamp = self._stamp - age
-            self._stamps[block_key] = max(stamp, self._stamps.get(block_key, stamp))
+            stamps[block_key] = max(stamp, stamps.get(block_key, stamp))
+
+    def _stamps_of(self, holders: dict[int, int]) -> dict[int, int] | None:
+        if holders is self._planes[0]:
+            return self._stamps
+        return self._shadow_stamps if holders is self._shadows[0] else None
 
     def _take(self, column: Column, worker: int, entry: Entry, plane: int) -> None:
         """All copies of one plane go."""
@@ -73,8 +79,8 @@ class CoreState:
         left = holders.get(block_key, 0) & ~(1 << worker)
         if left:
             holders[block_key] = left
-        elif holders.pop(block_key, None) and holders is self._planes[0]:
-            self._stamps.pop(block_key, None)
+        elif holders.pop(block_key, None) and (stamps := self._stamps_of(holders)) is not None:
+            stamps.pop(block_key, None)
 
     def _leave(self, column: Column, number: int, entry: Entry) -> None:
         """An entry without copies says nothing more, unless somebody waits for it."""
@@ -91,12 +97,14 @@ class CoreState:
         """The higher, the later of use; of what no prompt can match the lowest."""
         if entry.block_key is None or 0 not in entry.copies:
             return -math.inf
-        return self._stamps.get(entry.block_key, -math.inf)
+        shadow = self._shadow_stamps.get(entry.block_key, -math.inf) if entry.in_doubt else -math.inf
+        return self._stamps.get(entry.block_key, shadow)
 
     def _cast_shadow(self, worker: int, plane: int, block_key: int) -> None:
         if self._planes[plane].get(block_key, 0) >> worker & 1:
+            age = self._stamp - self._stamps[block_key] if plane == 0 else 0
             self._unset(self._planes[plane], block_key, worker)
-            self._set(self._shadows[plane], block_key, worker)
+            self._set(self._shadows[plane], block_key, worker, age)
 
     def _doubt_reported(self, column: Column, worker: int) -> None:
         if column.reported and not column.unsure:

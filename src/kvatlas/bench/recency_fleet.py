@@ -57,8 +57,8 @@ class FleetResult:
         waited: requests with a hit that were sent behind a queue to a worker of known survival.
         foreseen_tokens, found_tokens, claimed_tokens: of those: hits after the survival discount, as the engines
             counted them, as claimed at dispatch.
-        mistaken_tokens: of those: by how much the discounted hit was off, whichever way.
-        undiscounted_tokens: by how much the claimed hit was off.
+        errors: of those: the share's squared error, times the claimed tokens: by requests (what `foreseen_tokens`
+            rests on), by stamps alone, without a discount.
     """
 
     score: RemovalScore = field(default_factory=RemovalScore)
@@ -66,8 +66,7 @@ class FleetResult:
     foreseen_tokens: float = 0.0
     found_tokens: int = 0
     claimed_tokens: int = 0
-    mistaken_tokens: float = 0.0
-    undiscounted_tokens: int = 0
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
 @dataclass(slots=True)
@@ -83,7 +82,8 @@ class _Sent:
     hit_blocks: int
     ticket: Ticket
     claimed_tokens: int
-    share: float | None
+    shares: tuple[float, float, float] | None
+    """As `FleetResult.errors`."""
     answering: bool = False
 
 
@@ -168,10 +168,11 @@ class _Fleet:
         name = candidates[ranking.order[0]].worker_id
         worker = self._workers[name]
         judged = hits[name] and worker.load.queued_prefill_tokens and worker.watch.curve.is_known
+        by_stamps = worker.watch.surviving_share(worker.load.queued_prefill_tokens)
         ticket = worker.load.dispatch(max(1, len(prompt) - round(hits[name] * shares[name])))
         hit_blocks = matches[name].hit_blocks if name in matches else 0
         worker.sent[request_id] = _Sent(
-            user, prompt, hit_blocks, ticket, hits[name], shares[name] if judged else None
+            user, prompt, hit_blocks, ticket, hits[name], (shares[name], by_stamps, 1.0) if judged else None
         )
         worker.books.used(prompt)
         params = SamplingParams(max_tokens=self._rng.randint(1, 2 * self._load.reply_tokens), ignore_eos=True)
@@ -217,15 +218,15 @@ class _Fleet:
         self._pump(worker)
 
     def _judge(self, sent: _Sent, cached_tokens: int) -> None:
-        if sent.share is None:
+        if sent.shares is None:
             return
         self.result.waited += 1
         self.result.claimed_tokens += sent.claimed_tokens
         found = min(cached_tokens, sent.claimed_tokens)
-        self.result.foreseen_tokens += sent.share * sent.claimed_tokens
+        self.result.foreseen_tokens += sent.shares[0] * sent.claimed_tokens
         self.result.found_tokens += found
-        self.result.mistaken_tokens += abs(sent.share * sent.claimed_tokens - found)
-        self.result.undiscounted_tokens += sent.claimed_tokens - found
+        for which, share in enumerate(sent.shares):
+            self.result.errors[which] += sent.claimed_tokens * (share - found / sent.claimed_tokens) ** 2
 
     def _go_on(self, user: _User) -> None:
         """The next question of the conversation, or a new one, when the user has thought."""

@@ -104,7 +104,7 @@ class ScoredWorker:
         uses = self._index.uses.counts(self._worker_id, 0)
         clock_per_stamp = BLOCKS_PER_STAMP * uses.clock / max(1, now)
         known: dict[BlockHandle, int | None] = {}
-        scores = []
+        scores: list[tuple[float, ...]] = []
         for age, block_hash in zip(ages, hashes, strict=True):
             if age is None:
                 continue

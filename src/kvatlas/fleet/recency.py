@@ -64,7 +64,7 @@ class _Ages:
         self.curve = SurvivalCurve()
 
     def learn(self, removed: Mapping[int, int], passed: float, stored: int, ages: Sequence[int], blocks: int) -> None:
-        """Take in new removals by bin, how much the clock moved, blocks stored; and the `blocks` there are by `ages`."""
+        """Take in new removals by bin, by how much the clock moved, blocks stored; and ages of the `blocks` there are."""
         fade: float = 0.5 ** (sum(removed.values()) / max(self._least_half_life, blocks))
         faded = {age_bin: fade * count for age_bin, count in self._removed.items() if count > _FORGOTTEN}
         self._removed = {age_bin: faded.get(age_bin, 0.0) + removed.get(age_bin, 0) for age_bin in {*faded, *removed}}
@@ -176,7 +176,9 @@ class RecencyWatch:
 
     def _learn_stamps(self, counts: RecencyCounts, last: RecencyCounts | None) -> None:
         before = last.removal_ages if last else (0,) * len(counts.removal_ages)
-        fresh = {i: new - old for i, (new, old) in enumerate(zip(counts.removal_ages, before, strict=True)) if new > old}
+        fresh = {
+            i: new - old for i, (new, old) in enumerate(zip(counts.removal_ages, before, strict=True)) if new > old
+        }
         stamps = (counts.fleet_blocks - last.fleet_blocks) / BLOCKS_PER_STAMP if last else 0.0
         stored = counts.stored_blocks - last.stored_blocks if last else 0
         self._stamps.learn(fresh, stamps, stored, counts.resident_ages, counts.resident_blocks)

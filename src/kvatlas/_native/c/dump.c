@@ -107,10 +107,7 @@ static uint8_t mark_of(kva_index *index, const kva_column *column, const kva_han
 /* The code of an entry's age in stamps; 0 where no plane tells. */
 static uint8_t age_of(kva_index *index, const kva_handles *table, uint32_t place)
 {
-    uint8_t mark = table->marks[place];
-    const kva_slot *slot = NULL;
-    if (mark & KVA_KEYED && mark & KVA_COPIES)
-        slot = kva_flat_slot(index->planes[0], table->entries[place].key);
+    const kva_slot *slot = kva_stamped_slot(index, table, place);
     return slot ? (uint8_t)kva_age_code(kva_index_stamp(index) - slot->stamp) : 0;
 }
 
@@ -235,8 +232,6 @@ static kva_dump_fault check_entries(const dump *d, const uint32_t *planes, uint3
     uint32_t next = 0;
     for (uint32_t i = 0; i < d->at.entries; i++) {
         uint8_t mark = mark_at(d, i);
-        if (d->data[d->at.ages + i] >= KVA_USE_BINS)
-            return KVA_DUMP_ENTRY;
         int has_others = 0, has_many = 0;
         uint32_t least = 0;
         for (; next < d->at.others && other_at(d, next).number == i; next++) {
@@ -276,6 +271,12 @@ static kva_dump_fault open_dump(dump *d, const kva_column *column, const uint8_t
         return KVA_DUMP_COUNTING;
     for (uint32_t i = 0; i < d->at.reported; i++)
         if (data[d->at.claims + i] > CLAIMED)
+            return KVA_DUMP_ENTRY;
+    for (uint32_t i = 0; i < d->at.entries; i++)
+        if (data[d->at.ages + i] >= KVA_USE_BINS)
+            return KVA_DUMP_ENTRY;
+    for (uint32_t i = 0; i < d->at.uses; i++)
+        if (!kva_load32le(data + d->at.use + USE_BYTES * (size_t)i))
             return KVA_DUMP_ENTRY;
     return KVA_DUMP_OK;
 }
@@ -338,8 +339,6 @@ static kva_dump_fault load_uses(kva_index *index, kva_column *column, const dump
     for (uint32_t i = 0; i < d->at.uses; i++) {
         const uint8_t *at = d->data + d->at.use + USE_BYTES * (size_t)i;
         uint32_t print = kva_load32le(at);
-        if (!print)
-            return KVA_DUMP_ENTRY;
         if (kva_uses_find(&column->uses, print))
             return KVA_DUMP_TWICE;
         if (!kva_uses_put(&column->uses, &index->budget, print, now - kva_load32le(at + 4), now, d->at.uses))

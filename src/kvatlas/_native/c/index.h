@@ -151,7 +151,9 @@ int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t
 /* A plane's shadow, made when it is first needed; NULL when there is no memory. */
 kva_flat *kva_index_shadow(kva_index *index, uint32_t plane);
 
-/* Used by books.c, doubt.c and recency.c. */
+/* Used by books.c, doubt.c, dump.c, recency.c and relief.c. `kva_stamped_slot`: the slot with an entry's stamp, in the
+   shadow where a block in doubt has none in plane 0; NULL when no prompt can match it. */
+const kva_slot *kva_stamped_slot(kva_index *index, const kva_handles *table, uint32_t place);
 void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
 void kva_take_claim(kva_index *index, kva_column *column, kva_flat *flat, uint64_t key);
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);

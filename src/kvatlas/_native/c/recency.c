@@ -17,6 +17,16 @@ static void count_one(uint32_t *count)
     *count += *count != UINT32_MAX;
 }
 
+const kva_slot *kva_stamped_slot(kva_index *index, const kva_handles *table, uint32_t place)
+{
+    uint8_t mark = table->marks[place];
+    if (!(mark & KVA_KEYED) || !(mark & KVA_COPIES))
+        return NULL;
+    uint64_t key = table->entries[place].key;
+    const kva_slot *slot = kva_flat_slot(index->planes[0], key);
+    return slot || !(mark & KVA_DOUBT) || !index->shadows[0] ? slot : kva_flat_slot(index->shadows[0], key);
+}
+
 void kva_note_removal(kva_index *index, kva_column *column, uint64_t key)
 {
     const kva_slot *slot = kva_flat_slot(index->planes[0], key);
