@@ -453,3 +453,25 @@ def test_a_copy_elsewhere_leaves_a_reported_claim_alone(core_class):
     assert (core.held(0, worker, keys), core.reported(worker)) == (b"\2", 1)
     core.expire_reported(worker, 2**63)
     assert (core.held(0, worker, keys), core.held(host, worker, keys)) == (b"\0", b"\2")
+
+
+@both
+def test_times_of_use_are_bounded(core_class):
+    """A worker of few blocks has at most 1,024 times: then the older half goes, and the newest stay."""
+    core = core_class(SEED)
+    worker = core.add_worker("w", 1, counting=True)
+    keys = words((number << 32) | number * 2654435761 % 2**32 for number in range(1, 3001))
+    core.add_copies(worker, 0, words(range(1, 3001)))
+    core.join(worker, words(range(1, 3001)), keys)
+    for key in keys[:1024]:
+        core.touch(worker, words([key]), 0)
+    assert core.use_counts(worker) == (4024, 1024)
+    core.touch(worker, keys[1024:1025], 0)
+    assert core.use_counts(worker)[1] == 513
+    assert [position for position, _ in core.chain_uses(worker, keys, 3000)] == list(range(512, 1025))
+    for key in keys[1025:]:
+        core.touch(worker, words([key]), 0)
+    assert core.use_counts(worker)[1] <= 1024
+    assert core.chain_uses(worker, keys[2999:], 1) == [(0, 0)]
+    core.remove_copies(worker, 0, words(range(1, 3001)))
+    assert core.use_counts(worker)[1] == 0

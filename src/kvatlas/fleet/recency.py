@@ -64,7 +64,7 @@ class _Ages:
         self.curve = SurvivalCurve()
 
     def learn(self, removed: Mapping[int, int], passed: float, stored: int, ages: Sequence[int], blocks: int) -> None:
-        """Take in new removals by bin, by how much the clock moved, blocks stored; and ages of the `blocks` there are."""
+        """Take in removals by bin, by how much the clock moved, blocks stored; and `ages` of the `blocks` there are."""
         fade: float = 0.5 ** (sum(removed.values()) / max(self._least_half_life, blocks))
         faded = {age_bin: fade * count for age_bin, count in self._removed.items() if count > _FORGOTTEN}
         self._removed = {age_bin: faded.get(age_bin, 0.0) + removed.get(age_bin, 0) for age_bin in {*faded, *removed}}

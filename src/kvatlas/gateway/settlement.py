@@ -17,7 +17,8 @@ __all__ = ["Books", "Settlement"]
 
 _log = logging.getLogger(__name__)
 _ENDED = frozenset(("ok", "client_abort", "timeout"))
-"""Outcomes of requests that an engine worked on and, as far as is known, gave up in order."""
+"""Outcomes of requests that an engine worked on."""
+_REFUSED = 400
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class Settlement:
         if target.worker_id in books.tickets:
             ledger, ticket = books.tickets[target.worker_id]
             ledger.finish(ticket)
-            if outcome.kind in _ENDED:
+            if outcome.kind in _ENDED and outcome.status < _REFUSED:
                 self._note_use(books, target.worker_id)
         worker = self._fleet.get(target.worker_id)
         if worker is None or outcome.kind != "ok" or not 200 <= outcome.status < 300 or books.rendered_tokens is None:
