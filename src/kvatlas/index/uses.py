@@ -97,7 +97,7 @@ class PromptUses:
         Cost: hashing the prompt, and natively 5-20 ns a block.
         """
         column = self._column(worker_id)
-        matcher = self._matcher(column, token_ids, extras)
+        matcher = self.matcher(column, token_ids, extras)
         return 0 if matcher is None else self._core.touch(column.number, matcher.all_keys(), fresh_blocks)
 
     def idle_parts(
@@ -125,7 +125,7 @@ class PromptUses:
             column = self._column(worker_id)
             alike = (column.block_size, column.root_key)
             if alike not in matchers:
-                matchers[alike] = self._matcher(column, token_ids, extras)
+                matchers[alike] = self.matcher(column, token_ids, extras)
             matcher = matchers[alike]
             if matcher is not None:
                 parts[worker_id] = _parts_of(self._core.chain_uses(column.number, matcher.all_keys(), blocks), blocks)
@@ -162,7 +162,8 @@ class PromptUses:
             resident_ages=core.use_ages(number, sample),
         )
 
-    def _matcher(self, column: WorkerColumn, token_ids: Sequence[int], extras: RequestExtras) -> PromptMatcher | None:
+    def matcher(self, column: WorkerColumn, token_ids: Sequence[int], extras: RequestExtras) -> PromptMatcher | None:
+        """Of one prompt in one worker's blocks; None while its block size is unknown."""
         if (size := column.block_size) is None:
             return None
         return PromptMatcher(self._core, self._planes, self._hasher, token_ids, extras, size, column.root_key)
