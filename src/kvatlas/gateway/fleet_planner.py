@@ -16,12 +16,12 @@ import msgspec
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway.candidates import candidate_of, promises_of, uncached_tokens_of
+from kvatlas.gateway.candidates import candidate_of, idle_parts_of, promises_of, uncached_tokens_of
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora
-from kvatlas.index import PrefixIndex, WorkerMatch
+from kvatlas.index import IdlePart, PrefixIndex, WorkerMatch
 from kvatlas.rendering import (
     EngineRenderer,
     LocalRenderer,
@@ -240,7 +240,8 @@ class FleetPlanner:
         else:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         promised = _promises(parsed, rendered.prompts, workers, matches)
-        candidates = _standings(workers, matches, promised)
+        idle = idle_parts_of(self._index, prompts[0], workers, matches[0]) if len(matches) == 1 else {}
+        candidates = _standings(workers, matches, promised, idle)
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         decision = self._picker.decide(asked, candidates, without_index=rendered.without_index)
         alone = len(matches) == 1 and parsed.unpredictable is None
@@ -341,7 +342,10 @@ def _books_of(plan: Plan) -> Books | None:
 
 
 def _standings(
-    workers: list[Worker], matches: list[dict[str, WorkerMatch]], promised: dict[str, int]
+    workers: list[Worker],
+    matches: list[dict[str, WorkerMatch]],
+    promised: dict[str, int],
+    idle: dict[str, tuple[IdlePart, ...]],
 ) -> list[Candidate]:
     """The candidates, with the tokens that each holds of all prompts, and those that it may hold."""
     candidates = []
@@ -353,7 +357,8 @@ def _standings(
                 found = match[worker_id]
                 hit_tokens += found.hit_tokens
                 doubted_tokens += found.doubted_tokens
-        candidates.append(candidate_of(worker, hit_tokens, doubted_tokens, promised.get(worker_id)))
+        parts = idle.get(worker_id, ())
+        candidates.append(candidate_of(worker, hit_tokens, doubted_tokens, promised.get(worker_id), parts))
     return candidates
 
 
