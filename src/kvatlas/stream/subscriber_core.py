@@ -15,7 +15,7 @@ from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
 __all__ = ["SubscriberCore"]
 
 _ASK_SPACING_S = 0.05
-_LATE_PROBES = 2  # probes in a row that bring what should have come live: one may be a lost tail, two are a wrong topic
+_LATE_PROBES = 2  # without a live batch between: one that brings something may be a lost tail, two are a wrong topic
 
 
 class SubscriberCore:
@@ -64,6 +64,7 @@ class SubscriberCore:
         self._asked_token = -1
         self._probed_seq: int | None = None
         self._late_probes = 0
+        self._has_ended = False
         self.start_probing(now_s)
 
     # -- the connection --
@@ -92,6 +93,10 @@ class SubscriberCore:
         """Somebody knows better than the connection that the stream is dead: it is lost until it brings a batch."""
         self._doubt = reason
         self._report("lost", reason)
+
+    def end(self) -> None:
+        """Batches not delivered yet are not delivered any more, not even the rest of a run."""
+        self._has_ended = True
 
     # -- batches --
 
@@ -153,9 +158,11 @@ class SubscriberCore:
         elif isinstance(step, NewLife):
             self.counters.lives += 1
             self.last_seq = -1
-            # Whoever listens must hear "live" again once the new life is caught up with.
+            # Whoever listens must hear "live" again once the new life is caught up with; or still "lost", if it is.
             self.report_syncing()
             self._tell("a new life", self._sink.on_life, step.reason)
+            if self._is_lost() and self._status is not None:
+                self._tell("a status", self._sink.on_status, *self._status)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         self.counters.batches += 1
@@ -171,6 +178,8 @@ class SubscriberCore:
         first_seq = self.tracker.last_seq + 1 - len(payloads)
         if self._run_sink is None or len(payloads) < 2:
             for seq, payload in enumerate(payloads, first_seq):
+                if self._has_ended:
+                    return
                 self._deliver(seq, payload)
             return
         self.counters.batches += len(payloads)
@@ -220,7 +229,7 @@ class SubscriberCore:
 
     def probe_quiet_stream(self, now_s: float, *, idle: bool) -> None:
         """The probe is due: a lost last batch, or a restart, shows in nothing else. `idle`: no arrival waits."""
-        if self.is_connected and idle:
+        if self.is_connected and idle and self.tracker.replay_token is None:
             # New batches since the last probe, none of them live: nobody would notice otherwise, all is in order.
             late = self._probed_seq is not None and self.tracker.last_seq > self._probed_seq
             self._late_probes += late
@@ -234,7 +243,7 @@ class SubscriberCore:
 
     def report_order(self) -> None:
         """All was delivered: say whether that is everything."""
-        if not self.is_connected or self._doubt is not None:
+        if self._is_lost():
             return
         if self._late_probes >= _LATE_PROBES:
             topic = f" and the topic {self._config.topic!r}" if self._config.topic else ""
@@ -245,13 +254,18 @@ class SubscriberCore:
             self.report_syncing()
 
     def report_syncing(self) -> None:
-        """Something may be missing: say what is waited for."""
+        """Something may be missing: say what is waited for. Nothing while the stream is lost."""
+        if self._is_lost():
+            return
         if self.must_mend:
             self._report("syncing", "batches came faster than they could be taken, and some were dropped here")
         elif not self._config.can_replay:
             self._report("syncing", "no replay endpoint: the next batch tells what was missed")
         else:
             self._report("syncing", f"waiting for {self._config.replay_endpoint} to replay what was missed")
+
+    def _is_lost(self) -> bool:
+        return not self.is_connected or self._doubt is not None
 
     def _report(self, status: StreamStatus, reason: str) -> None:
         if self._status is not None and self._status[0] == status and (status == "live" or self._status[1] == reason):
