@@ -18,7 +18,7 @@ class ReadPacer:
     """
 
     def __init__(self, interval_s: float = _INTERVAL_S) -> None:
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: dict[Callable[[], None], None] = {}
         self.interval_s = interval_s
         """How long anybody waits, at most."""
 
@@ -31,13 +31,17 @@ class ReadPacer:
         return pacer
 
     def call_next(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        """Call this once, with all others. O(1), a timer for the first of them."""
+        """Call this once, with all others, however often it was asked for. O(1), a timer for the first of them."""
         if not self._waiting:
             loop.call_later(self.interval_s, self._call_all)
-        self._waiting.append(call)
+        self._waiting[call] = None
+
+    def discard(self, call: Callable[[], None]) -> None:
+        """Do not call this. Whoever ends says so: what waits here keeps a closed loop in memory. O(1)."""
+        self._waiting.pop(call, None)
 
     def _call_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         for call in waiting:
             call()
 

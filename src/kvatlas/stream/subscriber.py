@@ -105,6 +105,7 @@ class ZmqEventSubscriber:
     def close(self) -> None:
         """End `run`. Idempotent, returns at once; nothing is delivered afterwards."""
         self._closing.set()
+        self._core.end()
 
     def probe_soon(self) -> None:
         """Ask for the tail now, as if the stream had been quiet for long. Nothing happens while a replay runs."""
@@ -153,7 +154,8 @@ class ZmqEventSubscriber:
             self._loop.remove_reader(socket.fileno())
 
     def _shut(self) -> None:
-        self._closing.set()
+        self.close()
+        self._pacer.discard(self._read_again)
         for timer in self._timers.values():
             timer.cancel()
         live, monitor = self._sockets.get("live"), self._sockets.get("monitor")
@@ -181,6 +183,10 @@ class ZmqEventSubscriber:
     def _turn(self) -> None:
         """Deliver and read for about a millisecond, then let others run."""
         self._turn_is_due = False
+        if self._closing.is_set():
+            return
+        if self._is_paced:
+            self._ready.add("live")  # nobody tells: a long delivery must not leave it unread
         inbox, now = self._inbox, self._clock.monotonic_s
         turn_s = self._config.turn_s
         start_s = now()

@@ -1,0 +1,187 @@
+"""Messages of a SUB socket, by their frames: the usual ones read fast, odd ones counted, the way back found."""
+
+import itertools
+
+import pytest
+import zmq
+
+from kvatlas.stream.live_channel import LiveReader
+
+PROOF = 8  # messages of three frames in a row after which the next ones are taken to be such
+FIRST_END, LAST_END = 10**9, 10**9 + 1
+_names = itertools.count()
+
+
+def number(seq: int) -> bytes:
+    return seq.to_bytes(8, "big")
+
+
+def usual(seq: int, topic: bytes = b"kv") -> list[bytes]:
+    return [topic, number(seq), b"batch %d" % seq]
+
+
+class Counting:
+    """A socket that counts how its frames are read."""
+
+    def __init__(self, socket) -> None:
+        self._socket = socket
+        self.asked = 0
+
+    def recv(self, flags: int = 0, copy: bool = True):
+        self.asked += not copy
+        return self._socket.recv(flags, copy)
+
+
+class Wire:
+    """A publisher, and a reader of what it sends."""
+
+    def __init__(self, transport: str) -> None:
+        context = zmq.Context.instance()
+        self.pub, self.sub = context.socket(zmq.XPUB), context.socket(zmq.SUB)
+        for socket in (self.pub, self.sub):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.set_hwm(0)
+        self.sub.setsockopt(zmq.SUBSCRIBE, b"")
+        endpoint = f"inproc://reader-{next(_names)}" if transport == "inproc" else "tcp://127.0.0.1:*"
+        self.pub.bind(endpoint)
+        self.sub.connect(self.pub.getsockopt_string(zmq.LAST_ENDPOINT))
+        assert self.pub.recv() == b"\x01"  # the subscription has come: nothing is lost from now on
+        self.socket = Counting(self.sub)
+        self.reader = LiveReader(self.socket)
+
+    def read(self, *messages: list[bytes]) -> list[object]:
+        """Send these and two more, of which a short one before may take the first. What was read of these, then."""
+        ends = [[b"end of test", number(seq), b""] for seq in (FIRST_END, LAST_END)]
+        for message in [*messages, *ends]:
+            self.pub.send_multipart(message)
+        got: list[object] = []
+        while (LAST_END, b"") not in got:
+            assert self.sub.poll(5_000) & zmq.POLLIN
+            while (message := self.reader.receive()) is not None:
+                got.append(message)
+        return [message for message in got if message not in {(FIRST_END, b""), (LAST_END, b"")}]
+
+    def proved(self) -> "Wire":
+        """The reader has come to expect three frames."""
+        self.read(*[usual(seq) for seq in range(PROOF)])
+        return self
+
+    def is_fast(self) -> bool:
+        """Whether the next message is read fast: the last frame alone is asked whether another follows."""
+        asked = self.socket.asked
+        self.pub.send_multipart(usual(77))
+        assert self.sub.poll(5_000) & zmq.POLLIN
+        assert self.reader.receive() == (77, b"batch 77")
+        return self.socket.asked - asked == 1
+
+    def close(self) -> None:
+        self.pub.close(linger=0)
+        self.sub.close(linger=0)
+
+
+@pytest.fixture(name="wire", params=["inproc", "tcp"])
+def _wire(request):
+    wire = Wire(request.param)
+    yield wire
+    wire.close()
+
+
+ODD = {
+    "one frame": [b"alone"],
+    "one frame of 8 bytes": [b"8 bytes!"],
+    "two frames": [number(50), b"batch of 50"],
+    "two frames, 8 bytes of payload": [number(50), b"8 bytes!"],
+    "four frames": [b"", b"kv", number(50), b"batch of 50"],
+    "four frames, 8 bytes of topic": [b"", b"8-topic!", number(50), b"batch of 50"],
+    "five frames": [b"", b"", b"kv", number(50), b"batch of 50"],
+    "a number of 7 bytes": [b"kv", b"7 bytes", b"batch of 50"],
+    "a number of 9 bytes": [b"kv", b"9 bytes..", b"batch of 50"],
+    "no number": [b"kv", b"", b"batch of 50"],
+}
+IS_A_BATCH = {
+    "two frames",
+    "two frames, 8 bytes of payload",
+    "four frames",
+    "four frames, 8 bytes of topic",
+    "five frames",
+}
+SHORT = {name for name in ODD if name.startswith(("one", "two"))}
+
+
+@pytest.mark.parametrize("topic", [b"kv", b"", b"8-topic!", b"a longer topic"])
+def test_usual_messages(wire: Wire, topic: bytes) -> None:
+    """Numbers and payloads arrive unchanged, before and after the reader takes three frames for granted."""
+    messages = [usual(seq, topic) for seq in range(30)]
+    assert wire.read(*messages) == [(seq, b"batch %d" % seq) for seq in range(30)]
+    assert wire.read([topic, number(2**64 - 1), b""]) == [(2**64 - 1, b"")]
+
+
+def test_nothing_to_read(wire: Wire) -> None:
+    """None, fast or not."""
+    assert wire.reader.receive() is None
+    assert wire.proved().reader.receive() is None
+
+
+def test_three_frames_are_taken_for_granted_after_a_row(wire: Wire) -> None:
+    """Eight messages prove it; then one frame of three is asked whether another follows."""
+    fast = [wire.is_fast() for _ in range(PROOF + 3)]
+    assert fast == [False] * PROOF + [True] * 3
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_messages_before_the_proof(wire: Wire, name: str) -> None:
+    """Every message is taken for what it is; none of another form counts for the row."""
+    got = wire.read(usual(1), ODD[name], usual(2))
+    odd = (int.from_bytes(ODD[name][-2], "big"), ODD[name][-1]) if name in IS_A_BATCH else ()
+    assert got == [(1, b"batch 1"), odd, (2, b"batch 2")]
+    for _ in range(PROOF - 3):  # 2 and the two at the end of the reading count
+        assert not wire.is_fast()
+    assert wire.is_fast()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_messages_after_the_proof(wire: Wire, name: str) -> None:
+    """One bad message, nothing wrong told, all after it read; a short one may take its neighbour with it."""
+    got = wire.proved().read(usual(1), ODD[name], *[usual(seq) for seq in range(2, 40)])
+    assert got[0] == (1, b"batch 1")
+    assert got[1] == ()
+    kept = [(seq, b"batch %d" % seq) for seq in range(2, 40)]
+    assert got[2:] == kept or (name in SHORT and got[2:] == kept[1:])
+    assert wire.is_fast()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_message_alone_after_the_proof(wire: Wire, name: str) -> None:
+    """Nothing waits behind it: it is bad, no call blocks, and what comes later is read from its first frame."""
+    wire.proved()
+    wire.pub.send_multipart(ODD[name])
+    assert wire.sub.poll(5_000) & zmq.POLLIN
+    assert wire.reader.receive() == ()
+    assert wire.reader.receive() is None
+    assert not wire.is_fast()
+
+
+@pytest.mark.parametrize(
+    "names", list(itertools.product(["one frame", "two frames", "four frames", "a number of 7 bytes"], repeat=2))
+)
+def test_odd_messages_in_a_row_after_the_proof(wire: Wire, names: tuple[str, str]) -> None:
+    """Whatever follows whatever: batches told are batches sent, and the way back is found."""
+    got = wire.proved().read(*[ODD[name] for name in names], *[usual(seq) for seq in range(1, 20)])
+    batches = [message for message in got if message]
+    assert set(batches) <= {(50, b"batch of 50"), *((seq, b"batch %d" % seq) for seq in range(1, 20))}
+    assert batches[-18:] == [(seq, b"batch %d" % seq) for seq in range(2, 20)]
+    assert wire.is_fast()
+
+
+def test_a_stream_without_topic_frames(wire: Wire) -> None:
+    """Two frames a message, as older engines send: all read, never fast."""
+    assert wire.read(*[[number(seq), b"batch %d" % seq] for seq in range(30)]) == [
+        (seq, b"batch %d" % seq) for seq in range(30)
+    ]
+
+
+def test_a_publisher_that_stops_sending_topics(wire: Wire) -> None:
+    """A restart may change the form: at most two messages are lost, then all are read."""
+    got = wire.proved().read(*[[number(seq), b"batch %d" % seq] for seq in range(30)])
+    assert got[0] == ()
+    assert got[1:] == [(seq, b"batch %d" % seq) for seq in range(2, 30)]
