@@ -63,6 +63,10 @@ class Both:
         """Feed both. Returns what came of it, or the error's type."""
         return self.same(lambda index: outcome(index, worker, payload, limits))
 
+    def ingest_run(self, worker, payloads):
+        """Feed both a run, as far as it goes in one call each time. Returns what all of it amounted to."""
+        return self.same(lambda index: run_outcome(index, worker, payloads))
+
     def check(self, prompts=PROMPTS, extras=EXTRAS):
         """Ask both everything."""
         for worker in self.indexes[0].worker_ids:
@@ -92,6 +96,26 @@ def outcome(index, worker, payload, limits):
         return type(error)
     malformed = [str(error) for error in applied.malformed]
     return (applied.events, applied.cleared, malformed, applied.unknown_events)
+
+
+def run_outcome(index, worker, payloads):
+    """What a run amounts to, wherever the core's calls end."""
+    events, cleared, malformed, unknown, refused, at = 0, 0, [], 0, [], 0
+    while at < len(payloads):
+        at, applied = index.ingest_run(worker, payloads, at)
+        outcomes = [
+            (applied.events, applied.cleared, [str(error) for error in applied.malformed], applied.unknown_events)
+        ]
+        if at < len(payloads):
+            outcomes.append(outcome(index, worker, payloads[at], None))
+            at += 1
+        for each in outcomes:
+            if isinstance(each, type):
+                refused.append((at, each))
+                continue
+            events, cleared, unknown = events + each[0], cleared + each[1], unknown + each[3]
+            malformed += each[2]
+    return events, cleared, malformed, unknown, refused
 
 
 # Made streams
@@ -259,6 +283,30 @@ def test_made_streams(engines, modes, batches):
         both.check()
 
 
+@settings(max_examples=120)
+@given(
+    engines=st.tuples(ENGINES, ENGINES),
+    modes=MODES,
+    runs=st.lists(st.tuples(st.sampled_from(WORKERS), st.lists(st.tuples(BATCH, DAMAGE), max_size=6)), max_size=6),
+)
+def test_made_runs(engines, modes, runs):
+    """The same for runs of batches, and as batch by batch."""
+    both, single = new_pair(modes), new_pair(modes)
+    for worker, batches in runs:
+        payloads = [
+            damaged(payload, Random(seed)) if is_damaged else payload
+            for (_, specs, seed), is_damaged in batches
+            for payload in [payload_of(engines[WORKERS.index(worker)], specs, seed)]
+        ]
+        both.ingest_run(worker, payloads)
+        for payload in payloads:
+            single.ingest(worker, payload)
+        both.check()
+        for mine, other in zip(both.indexes, single.indexes, strict=True):
+            assert mine.stats(worker) == other.stats(worker)
+            assert mine.dump_blocks(worker) == other.dump_blocks(worker)
+
+
 @settings(max_examples=60)
 @given(
     engine=ENGINES,
@@ -318,6 +366,28 @@ def test_recorded_streams(path):
             extras = RequestExtras(cache_salt=line.cache_salt)
             both.same(lambda index, line=line, extras=extras: matches(index, line.prompt_token_ids, extras))
     assert requests > 10
+
+
+@pytest.mark.parametrize("path", golden_files("streams", STREAMS), ids=lambda path: path.stem)
+def test_recorded_streams_in_runs(path):
+    """A whole recorded stream in runs of a few batches amounts to what it does batch by batch."""
+    both, single = Both(), Both()
+    for pair in (both, single):
+        pair.same(lambda index: index.add_worker("a"))
+    lines = list(read_recording(path))
+    payloads = [line.payload for line in lines if isinstance(line, RecordedFrames)]
+    for payload in payloads:
+        single.ingest("a", payload)
+    for first in range(0, len(payloads), 7):
+        both.ingest_run("a", payloads[first : first + 7])
+    assert both.same(lambda index: index.stats("a")) == single.same(lambda index: index.stats("a"))
+    for line in lines:
+        if isinstance(line, RecordedRequest):
+            asked = [
+                matches(index, line.prompt_token_ids, RequestExtras(cache_salt=line.cache_salt))
+                for index in (*both.indexes, *single.indexes)
+            ]
+            assert asked[1:] == asked[:-1]
 
 
 # What the engine's own reports claim, on each core

@@ -63,7 +63,7 @@ WHOLE = st.builds(stored, st.sampled_from(PATHS), st.just(0), st.just(8))
 EVENTS = st.one_of(STORES, STORES, WHOLE, REMOVALS, REMOVALS)
 RANKS = st.sampled_from([None, *[0] * 12, 1])
 USUAL = st.lists(EVENTS, min_size=1, max_size=3)
-UNKNOWN = b"\x92\xabBlockMoved\x01"
+UNKNOWN = b"\x92\xaaBlockMoved\x01"
 MALFORMED = b"\x92\xacBlockRemoved\xa1x"
 
 
@@ -288,6 +288,20 @@ def test_a_run_amounts_to_its_batches(core: Callable[..., object], payloads: lis
     assert at == len(payloads)
     assert blocks_of(joined) == blocks_of(single)
     assert joined.stats("w") == single.stats("w")
+
+
+@CORES
+def test_odd_events_end_a_run_and_are_counted(core: Callable[..., object]) -> None:
+    """An unknown event is counted, a malformed one counted and a loss; the batches after them are applied."""
+    store = stored(PATHS[0], 0, 4)
+    payloads = [batch_of([store], 0, odd) for odd in (None, UNKNOWN, None, MALFORMED, None)]
+    follower = Follower(new_index(core), 0)
+    follower.in_a_run([*payloads, b"no batch", batch_of([store], 1), *payloads[:2]])
+    stats = follower.source.stats
+    assert (stats.batches, stats.events, stats.last_seq) == (9, 7, 8)
+    assert (stats.unknown_events, stats.malformed_events) == (2, 1)
+    assert (stats.malformed_batches, stats.foreign_batches) == (1, 1)
+    assert follower.source.loss == "batch 5 could not be read: " + one(follower.index, b"no batch", 0)[1]
 
 
 @pytest.mark.skipif(NATIVE is None, reason=NOT_BUILT)
