@@ -195,27 +195,38 @@ def end_replays(tracker: SequenceTracker, ring: list[tuple[int, bytes]], how: st
 @settings(max_examples=400)
 @given(
     arrivals=ARRIVALS,
+    cuts=CUTS,
     answers=ANSWERS,
     reconnects=st.sets(st.integers(0, 39), max_size=3),
     replay=st.booleans(),
     resumed=st.booleans(),
 )
-def test_accept_is_the_usual_case_of_live(
-    arrivals: list[tuple[int, bytes]], answers: list[str], reconnects: set[int], replay: bool, resumed: bool
+def test_accept_run_is_the_usual_case_of_live(
+    arrivals: list[tuple[int, bytes]],
+    cuts: list[int],
+    answers: list[str],
+    reconnects: set[int],
+    replay: bool,
+    resumed: bool,
 ) -> None:
-    """Where it takes a batch, `live` would have applied it and nothing else; where not, it changed nothing."""
+    """What it takes `live` would have applied and nothing else; what it leaves would not have been the usual case."""
     plain, quick = new_tracker(replay, resumed), new_tracker(replay, resumed)
     assert plain.connected() == quick.connected()
     seen: dict[int, bytes] = {}
-    for number, (seq, payload) in enumerate(arrivals):
-        expected = plain.live(seq, payload)
-        if quick.accept(seq, payload):
-            assert expected == [Apply(seq, payload)]
-            assert quick.last_seq == seq
-            assert quick.is_live
-        else:
-            assert quick.live(seq, payload) == expected
-        seen[seq] = payload
+    for number, run in enumerate(runs_of(arrivals, cuts)):
+        expected = [plain.live(seq, payload) for seq, payload in run]
+        at = 0
+        while at < len(run):
+            count = quick.accept_run(run[at:])
+            assert expected[at : at + count] == [[Apply(seq, payload)] for seq, payload in run[at : at + count]]
+            at += count
+            if count:
+                assert quick.last_seq == run[at - 1][0]
+                assert quick.is_live
+            if at < len(run):
+                assert quick.live(*run[at]) == expected[at]
+                at += 1
+        seen.update(run)
         ring = sorted(seen.items())
         assert end_replays(plain, ring, answers[number]) == end_replays(quick, ring, answers[number])
         if number in reconnects:
@@ -228,13 +239,13 @@ def test_accept_is_the_usual_case_of_live(
 def test_a_refusal_changes_nothing(
     arrivals: list[tuple[int, bytes]], probe: list[tuple[int, bytes]], replay: bool
 ) -> None:
-    """However often `accept` refuses, what comes later is judged as if it had not been asked."""
+    """However often nothing of a run is taken, what comes later is judged as if it had not been offered."""
     plain, asked = new_tracker(replay, False), new_tracker(replay, False)
     assert plain.connected() == asked.connected()
     for seq, payload in arrivals:
-        for other_seq, other in probe:
-            follows = other_seq == asked.last_seq + 1 and asked.replay_token is None
-            if not follows:
-                assert not asked.accept(other_seq, other)
+        for at in range(len(probe)):
+            if probe[at][0] != asked.last_seq + 1 or asked.replay_token is not None:
+                assert asked.accept_run(probe[at:]) == 0
+        assert asked.accept_run([]) == 0
         assert plain.live(seq, payload) == asked.live(seq, payload)
         assert end_replays(plain, [], "whole") == end_replays(asked, [], "whole")

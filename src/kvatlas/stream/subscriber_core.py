@@ -182,6 +182,8 @@ class SubscriberCore:
                     return
                 self._deliver(seq, payload)
             return
+        if self._has_ended:
+            return
         self.counters.batches += len(payloads)
         self.last_seq = self.tracker.last_seq
         self._doubt = None

@@ -316,6 +316,20 @@ def test_a_sink_that_ends_its_stream_gets_no_more_of_the_run() -> None:
     assert link.core.last_seq == 2
 
 
+def test_a_sink_that_ends_its_stream_gets_no_later_run() -> None:
+    """The same for what follows a duplicate in the same arrivals, and for a sink that takes runs."""
+    link = Link(Runs()).live(0)
+    deliver = link.sink.on_batches
+
+    def on_batches(first_seq: int, payloads: list[bytes]) -> None:
+        deliver(first_seq, payloads)
+        link.core.end()
+
+    link.sink.on_batches = on_batches
+    link.core.take_run([*row(1, 3), *row(1, 2), *row(3, 6), *row(3, 4), *row(6, 7)])
+    assert link.sink.told == [[1, 2]]
+
+
 # -- a sink that fails --
 
 
