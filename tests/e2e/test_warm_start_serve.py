@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from kvatlas.cli.main import cli
 from kvatlas.simulator import EngineConfig, EventsConfig, LatencyConfig, SimulatedFleet
+from support.real_prompts import metric
 from support.serve import Gateway, post_json, running_gateway
 
 pytestmark = pytest.mark.e2e
@@ -177,8 +178,27 @@ def run(*arguments: str) -> dict:
     return json.loads(result.output)
 
 
+def test_snapshots_are_counted(fleet: SimulatedFleet, tmp_path: Path) -> None:
+    """The metrics page tells how many snapshots there were, how large the newest is and when it was written."""
+    arguments = options(fleet, tmp_path, snapshot_path=str(tmp_path / "index.snapshot"))
+    config = tmp_path / "kvatlas.toml"
+    config.write_text(config.read_text() + "snapshot_interval_s = 0.2\n")
+    with running_gateway(tmp_path / "log", *arguments) as gateway:
+        fill(gateway, 3)
+        before = metric(gateway, "kvatlas_snapshot_saved_total")
+        deadline = time.monotonic() + 20
+        while metric(gateway, "kvatlas_snapshot_saved_total") < before + 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert metric(gateway, "kvatlas_snapshot_failed_total") == 0
+        assert metric(gateway, "kvatlas_snapshot_bytes") > 1168 + 12 * 18
+        assert abs(metric(gateway, "kvatlas_snapshot_timestamp_seconds") - time.time()) < 20
+        assert 0 < metric(gateway, "kvatlas_snapshot_longest_turn_seconds") < 5
+        assert 0 < metric(gateway, "kvatlas_snapshot_duration_seconds") < 20
+
+
 def test_commands_write_and_read_a_running_index(fleet: SimulatedFleet, tmp_path: Path) -> None:
-    """`dump` writes what `show` and `load` then read: the same blocks, 17 bytes each, and the stream's last batch."""
+    """`dump` writes what `show` and `load` then read: the same blocks, 18 bytes each, and the stream's last batch."""
     with running_gateway(tmp_path / "log", *options(fleet, tmp_path)) as gateway:
         fill(gateway, 5)
         file = str(tmp_path / "dumped")
@@ -188,7 +208,9 @@ def test_commands_write_and_read_a_running_index(fleet: SimulatedFleet, tmp_path
     assert run("show", file) == dumped
     worker = dumped["workers"][worker_id]
     assert worker["blocks"] == dumped["blocks"] == resident
-    assert worker["bytes"] == 72 + 17 * resident
+    times_bytes = worker["bytes"] - 1168 - 18 * resident
+    assert times_bytes % 8 == 0
+    assert 0 < times_bytes <= 8 * 2 * 10  # two blocks of each request have a time
     assert (worker["trust"], worker["loss"]) == ("synced", None)
     assert worker["last_seq"] >= 4
     assert run("load", file)["blocks"] == resident

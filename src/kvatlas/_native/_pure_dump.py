@@ -56,7 +56,7 @@ class DumpingState(DoubtingState):
         """A worker's column, its numbers of planes as they stand here. Runs that wait for a parent are left out.
 
         Cost: 18 bytes a block on the device, 16 more for each copy elsewhere, 8 for each block with a time of use, 1.2
-            kB beside; natively 30 ns a block.
+            kB beside; natively 60 ns a block.
         """
         column = self._column(worker)
         blocks = [(number, entry) for number, entry in column.entries.items() if entry.copies]

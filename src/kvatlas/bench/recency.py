@@ -69,6 +69,8 @@ class _Operation(msgspec.Struct):
     """A line of a recording of vLLM's cache manager, as far as it matters here."""
 
     op: str
+    id: str = ""
+    scheduled: int | None = None
     tokens: list[int] = []
     cache_salt: str | None = None
     prompt_logprobs: bool = False
@@ -76,7 +78,9 @@ class _Operation(msgspec.Struct):
 
 
 def score_recording(path: Path) -> RemovalScore:
-    """Score the removals in recorded operations of a real cache; prompts are looked up before they are admitted.
+    """Score the removals in recorded operations of a real cache.
+
+    Prompts are looked up before they are admitted, and of use when that was done and when they are freed.
 
     Raises:
         EventDecodeError: a line is not such an operation.
@@ -86,24 +90,46 @@ def score_recording(path: Path) -> RemovalScore:
     index.add_worker(_WORKER, copy_mode=CopyMode.SET)
     score = RemovalScore()
     books = ScoredWorker(index, _WORKER, score, random.Random(0), counting=False)
+    player = _Player(index, books)
     try:
         with path.open("rb") as lines:
             for line in lines:
-                _play(msgspec.json.decode(line, type=_Operation), index, books)
+                player.play(msgspec.json.decode(line, type=_Operation))
     except msgspec.MsgspecError as error:
         raise EventDecodeError(f"{path}: expected recorded cache operations, one JSON object a line: {error}") from None
     return score
 
 
-def _play(operation: _Operation, index: PrefixIndex, books: ScoredWorker) -> None:
-    if operation.op == "admit" and not operation.prompt_logprobs:
+class _Player:
+    """Tells an index and a worker's books what recorded operations would have told a router."""
+
+    def __init__(self, index: PrefixIndex, books: ScoredWorker) -> None:
+        self._index = index
+        self._books = books
+        self._running: dict[str, tuple[list[int], RequestExtras, int]] = {}
+
+    def play(self, operation: _Operation) -> None:
+        hit_blocks = 0
         extras = RequestExtras(cache_salt=operation.cache_salt) if operation.cache_salt else NO_EXTRAS
-        index.match(operation.tokens, extras=extras)
-        books.used(operation.tokens)
-    events = [msgspec.convert(_ABSENT | event, Event) for event in operation.events]
-    books.before_step(events)
-    for event in events:
-        index.apply(_WORKER, event)
+        if operation.op == "admit" and not operation.prompt_logprobs:
+            found = self._index.match(operation.tokens, extras=extras).get(_WORKER)
+            hit_blocks = found.hit_blocks if found else 0
+            self._books.used(operation.tokens)
+        events = [msgspec.convert(_ABSENT | event, Event) for event in operation.events]
+        self._books.before_step(events)
+        for event in events:
+            self._index.apply(_WORKER, event)
+        if operation.op == "admit" and operation.scheduled:
+            self._running[operation.id] = operation.tokens, extras, hit_blocks
+            self._touch(operation.id)
+        elif operation.op == "free":
+            self._touch(operation.id)
+            self._running.pop(operation.id, None)
+
+    def _touch(self, request_id: str) -> None:
+        if request_id in self._running:
+            tokens, extras, hit_blocks = self._running[request_id]
+            self._index.uses.touch(_WORKER, tokens, fresh_blocks=hit_blocks, extras=extras)
 
 
 def _areas(name: str, scores: Sequence[RemovalScore]) -> list[BenchRow]:

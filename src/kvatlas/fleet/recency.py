@@ -17,7 +17,7 @@ from kvatlas.index import BLOCKS_PER_STAMP, USE_AGE_STARTS, IdlePart, PrefixInde
 
 __all__ = ["FleetRecency", "RecencyWatch"]
 
-_SAMPLE = 256
+_SAMPLE = 128
 _REFRESH_S = 1.0
 _REFRESH_SPACING_S = 0.001
 """Between two workers' refreshes, so that no request pays for those of a thousand workers."""
@@ -159,7 +159,7 @@ class RecencyWatch:
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the worker's counts and learn from what is new in them. Cost: about 150 us."""
+        """Read the worker's counts and learn from what is new in them. Cost: about 70 us."""
         now_s = self._clock.monotonic_s()
         self._next_s = now_s + _REFRESH_S
         self._fleet.next_refresh_s = now_s + _REFRESH_SPACING_S

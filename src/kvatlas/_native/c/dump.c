@@ -18,7 +18,7 @@
 #include "index.h"
 
 enum { HEAD_WORDS = 7, SIZES = HEAD_WORDS * 8, AGES = SIZES + 24, USE_AGES = AGES + 4 * KVA_AGE_BINS };
-enum { HEAD_BYTES = USE_AGES + 4 * KVA_USE_BINS, ENTRY_BYTES = 18, OTHER_BYTES = 16, USE_BYTES = 8, AHEAD = 16 };
+enum { HEAD_BYTES = USE_AGES + 4 * KVA_USE_BINS, ENTRY_BYTES = 18, OTHER_BYTES = 16, USE_BYTES = 8, AHEAD = 12 };
 enum { IN_PLANE = 1, IN_SHADOW = 2, CLAIMED = 3, CLAIM_SHIFT = 4 };
 enum { UNSURE = 1, COUNTING = 2 };
 enum { MARK_KEPT = KVA_USED | KVA_KEYED | KVA_DOUBT | KVA_COPIES };
@@ -111,13 +111,32 @@ static uint8_t age_of(kva_index *index, const kva_handles *table, uint32_t place
     return slot ? (uint8_t)kva_age_code(kva_index_stamp(index) - slot->stamp) : 0;
 }
 
-/* Ask for what says how old a block is and, in doubt, how it is claimed. */
+/* The ages of a table's entries; a round of them is on its way from memory at any time. Returns where it ended. */
+static uint8_t *dump_ages(kva_index *index, const kva_handles *table, uint8_t *out)
+{
+    enum { ROUND = 32 };
+    uint32_t places[ROUND], asked = 0, told = 0;
+    for (uint32_t place = 0; place < table->capacity; place++) {
+        if (!kva_is_resident(table->marks[place]))
+            continue;
+        if (table->marks[place] & KVA_KEYED)
+            kva_flat_prefetch(index->planes[0], table->entries[place].key);
+        if (asked - told == ROUND)
+            *out++ = age_of(index, table, places[told++ % ROUND]);
+        places[asked++ % ROUND] = place;
+    }
+    while (told < asked)
+        *out++ = age_of(index, table, places[told++ % ROUND]);
+    return out;
+}
+
+/* Ask for what says how a block in doubt is claimed. */
 static void prefetch_claim(kva_index *index, const kva_handles *table, uint32_t place)
 {
-    if (place >= table->capacity || !(table->marks[place] & KVA_KEYED))
+    if (place >= table->capacity || !(table->marks[place] & KVA_DOUBT))
         return;
     kva_flat_prefetch(index->planes[0], table->entries[place].key);
-    if (table->marks[place] & KVA_DOUBT && index->shadows[0])
+    if (index->shadows[0])
         kva_flat_prefetch(index->shadows[0], table->entries[place].key);
 }
 
@@ -135,7 +154,6 @@ static void dump_entries(kva_index *index, const kva_column *column, const layou
             kva_store64le(out + HEAD_BYTES + 8 * (size_t)number, table->entries[place].handle);
             kva_store64le(out + at->keys + 8 * (size_t)number, mark & KVA_KEYED ? table->entries[place].key : 0);
             out[at->marks + number] = mark_of(index, column, table, place);
-            out[at->ages + number] = age_of(index, table, place);
             if (mark & KVA_OTHERS || (mark & KVA_COPIES) == KVA_MANY)
                 others += OTHER_BYTES * (size_t)write_others(index, column, table, place, number, others);
             number++;
@@ -173,6 +191,9 @@ void kva_dump(kva_index *index, const kva_column *column, uint8_t *out)
     kva_store32le(out + SIZES + 16, at.uses);
     kva_store32le(out + SIZES + 20, 0);
     dump_entries(index, column, &at, out);
+    uint8_t *ages = out + at.ages;
+    for (uint32_t i = 0; i < KVA_TABLES; i++)
+        ages = dump_ages(index, &column->tables[i], ages);
     dump_uses(column, &at, out);
     uint32_t number = 0;
     for (uint32_t place = 0; place < column->reported.capacity; place++) {
