@@ -6,42 +6,70 @@ from kvatlas.fleet import Trust, Worker
 from kvatlas.index import WorkerMatch
 from kvatlas.routing import Candidate
 
-__all__ = ["UncachedTokens", "candidate_of", "promises_of", "uncached_tokens_of"]
-
+__all__ = ["Promises", "UncachedTokens", "candidate_of", "candidates_of", "promises_of", "uncached_tokens_of"]
 
 _SYNCED = Trust.SYNCED
 _TRUST_NAMES = {level: level.value for level in Trust}
 _CREDITED = frozenset(level for level in Trust if level.is_credited)
 
 
+def candidates_of(
+    workers: Iterable[Worker], found: Mapping[str, WorkerMatch], *, promised: Mapping[str, int] | None = None
+) -> list[Candidate]:
+    """The workers' standings now, for a prompt of which so much was found on each; in their order.
+
+    Args:
+        found: worker id -> match; a worker without one holds nothing.
+        promised: worker id -> cached tokens it will report; None: as `promises_of` says.
+
+    Cost: about 1.3 us per worker.
+    """
+    candidates = []
+    for worker in workers:
+        worker_id = worker.worker_id
+        load = worker.load
+        level = worker.trust.level
+        queued_tokens = load.queued_prefill_tokens
+        match = found.get(worker_id)
+        promise = None
+        claimed = 0
+        if match is not None:
+            claimed = match.hit_tokens + match.doubted_tokens
+            if level is _SYNCED and match.exact:
+                promise = match.hit_tokens
+        if claimed and match is not None:
+            credit: float = claimed
+            if level is not _SYNCED or match.doubted_tokens:  # of a synced worker, what is beyond doubt counts in full
+                credit = level.credit(match.hit_tokens, match.doubted_tokens)
+            if queued_tokens and credit and worker.recency is not None:
+                credit *= worker.recency.surviving_share(queued_tokens)  # what is ahead may push part of the hit out
+            confidence = credit / claimed
+        else:
+            confidence = 1.0 if level in _CREDITED else 0.0
+        candidates.append(
+            Candidate(
+                worker_id,
+                claimed,
+                confidence,
+                queued_tokens,
+                load.in_flight + worker.foreign_running,
+                worker.foreign_waiting,
+                worker.gauges.kv_usage,
+                load.prefill_tokens_per_s,
+                load.decode_step_s,
+                _TRUST_NAMES[level],
+                promise if promised is None else promised.get(worker_id),
+            )
+        )
+    return candidates
+
+
 def candidate_of(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
-    """A worker's standing now, with so many tokens of the prompt held beyond doubt and in doubt. Cost: about 1.5 us."""
-    load = worker.load
-    level = worker.trust.level
-    queued_tokens = load.queued_prefill_tokens
-    claimed = hit_tokens + doubted_tokens
-    if claimed:
-        credit: float = claimed
-        if doubted_tokens or level is not _SYNCED:  # of a synced worker, what is beyond doubt counts in full
-            credit = level.credit(hit_tokens, doubted_tokens)
-        if credit and queued_tokens and worker.recency is not None:
-            credit *= worker.recency.surviving_share(queued_tokens)  # what is ahead may push part of the hit out
-        confidence = credit / claimed
-    else:
-        confidence = 1.0 if level in _CREDITED else 0.0
-    return Candidate(
-        worker.worker_id,
-        claimed,
-        confidence,
-        queued_tokens,
-        load.in_flight + worker.foreign_running,
-        worker.foreign_waiting,
-        worker.gauges.kv_usage,
-        load.prefill_tokens_per_s,
-        load.decode_step_s,
-        _TRUST_NAMES[level],
-        promised_tokens,
-    )
+    """The same for one worker, with so many tokens of the prompt held beyond doubt and in doubt."""
+    worker_id = worker.worker_id
+    match = WorkerMatch(hit_tokens, 0, 1, doubted_tokens=doubted_tokens)
+    promised = {} if promised_tokens is None else {worker_id: promised_tokens}
+    return candidates_of((worker,), {worker_id: match}, promised=promised)[0]
 
 
 def promises_of(workers: Iterable[Worker], found: Mapping[str, WorkerMatch]) -> dict[str, int]:
@@ -55,7 +83,10 @@ def promises_of(workers: Iterable[Worker], found: Mapping[str, WorkerMatch]) -> 
 
 
 class UncachedTokens:
-    """Prompt tokens that each candidate would have to compute, reckoned when asked for: of many, one is sent to."""
+    """Prompt tokens that each candidate would have to compute, reckoned when asked for: of many, one is sent to.
+
+    Give that one first.
+    """
 
     __slots__ = ("_candidates", "_prompt_tokens")
 
@@ -74,3 +105,19 @@ class UncachedTokens:
 def uncached_tokens_of(prompt_tokens: int, candidates: Sequence[Candidate]) -> UncachedTokens:
     """Prompt tokens that each candidate would have to compute."""
     return UncachedTokens(prompt_tokens, candidates)
+
+
+class Promises:
+    """Cached tokens that each candidate will report, where that can be said; read off the candidates."""
+
+    __slots__ = ("_candidates",)
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._candidates = candidates
+
+    def get(self, worker_id: str, /) -> int | None:
+        """Those of one worker; None where it promises nothing. Cost: O(candidates)."""
+        for candidate in self._candidates:
+            if candidate.worker_id == worker_id:
+                return candidate.promised_tokens
+        return None
