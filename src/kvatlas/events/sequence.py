@@ -16,9 +16,9 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 """
 
 import math
-from array import array
 
 from kvatlas._native import accept_run
+from kvatlas.events.digest_ring import DigestRing
 from kvatlas.events.steps import (
     Apply,
     AskReplay,
@@ -92,7 +92,7 @@ class SequenceTracker:
     def _reset(self) -> None:
         self._last = -1
         self._last_ts = -math.inf
-        self._digests = array("Q", bytes(8 * self._limits.remembered))
+        self._digests = DigestRing(self._limits.remembered)
         self._verified = True  # that the publisher is still the one whose batches we applied
         self._settled = False
         self._attempts = 0
@@ -103,9 +103,9 @@ class SequenceTracker:
     def _resume(self, position: StreamPosition) -> None:
         self._started = self._resumed = True
         self._verified = False
+        self._digests.note(position.seq - 1, position.seq, position.digest)
         self._last = position.seq
         self._last_ts = -math.inf if position.ts is None else position.ts
-        self._digests[position.seq % self._limits.remembered] = position.digest
 
     def _forget_held(self) -> None:
         self._held: dict[int, bytes] = {}
@@ -168,7 +168,9 @@ class SequenceTracker:
         """
         if self._token is not None or self._live_seq > self._last or self._last >= _LAST_SEQ:
             return 0
-        count, ts = accept_run(run, self._last + 1, self._last_ts, self._digests, self._can_replay)
+        if run and run[0][0] == self._last + 1:
+            self._digests.make_room(self._last, self._last + len(run))
+        count, ts = accept_run(run, self._last + 1, self._last_ts, self._digests.words, self._can_replay)
         if count:
             self._last = self._live_seq = self._last + count
             self._last_ts = self._live_ts = ts
@@ -264,7 +266,7 @@ class SequenceTracker:
 
     def _why_other_life(self, seq: int, payload: bytes, ts: float) -> str | None:
         """Why a live number that does not rise is another life; None for one that changes nothing, which is counted."""
-        held, digest = self._held.get(seq), self._digest(seq)
+        held, digest = self._held.get(seq), self._digests.find(self._last, seq)
         if held == payload or (held is None and digest == payload_digest(payload)):
             self.duplicates += 1
             return None
@@ -279,7 +281,7 @@ class SequenceTracker:
 
     def _compare(self, steps: list[Step], seq: int, payload: bytes) -> None:
         """A replayed batch that we should know."""
-        digest = self._digest(seq)
+        digest = self._digests.find(self._last, seq)
         if digest is None:
             return
         if digest != payload_digest(payload):
@@ -347,22 +349,15 @@ class SequenceTracker:
         self._held_bytes -= len(self._held.pop(seq, b""))
 
     def _apply(self, steps: list[Step], seq: int, payload: bytes, ts: float) -> None:
+        self._digests.note(self._last, seq, payload_digest(payload))
         self._last, self._last_ts, self._resumed = seq, ts, False
         if seq == self._live_seq:
             self._settled = True  # an unbroken row up to the newest live batch proves as much as an end marker
-        self._digests[seq % self._limits.remembered] = payload_digest(payload)
         steps.append(Apply(seq, payload))
 
-    def _digest(self, seq: int) -> int | None:
-        if not self._last - self._limits.remembered < seq <= self._last:
-            return None
-        return self._digests[seq % self._limits.remembered] or None
-
     def _lose(self, steps: list[Step], last_seq: int) -> None:
-        first_seq = self._last + 1
-        steps.append(Lost(first_seq, last_seq))
-        for seq in range(max(first_seq, last_seq - self._limits.remembered + 1), last_seq + 1):
-            self._digests[seq % self._limits.remembered] = 0
+        steps.append(Lost(self._last + 1, last_seq))
+        self._digests.pass_by(self._last, last_seq)
         self._last = last_seq
 
     def _lose_until(self, steps: list[Step], seq: int) -> None:

@@ -26,8 +26,8 @@ __all__ = [
 class TrackerLimits:
     """Bounds of a tracker: what it may hold while it waits, and how often it asks.
 
-    `remembered` is how many applied batches it can recognise again, 8 bytes each; more than a publisher's ring
-    (10,000).
+    `remembered` is how many applied batches it can recognise again, 8 bytes each as they come; more than a publisher's
+    ring (10,000).
     """
 
     max_held_batches: int = 20_000
