@@ -370,11 +370,8 @@ class PrefixIndex:
         Raises:
             HashingError: bad token ids or block size.
         """
-        root_key = self._hasher.root_key(namespace)
-        blocks = len(token_ids)
-        return self._core.find_tokens(
-            DEVICE_PLANE, token_ids, block_size, root_key, blocks, asked_bits(self._columns, worker_ids)
-        )
+        root_key, asked = self._hasher.root_key(namespace), asked_bits(self._columns, worker_ids)
+        return self._core.find_tokens(DEVICE_PLANE, token_ids, block_size, root_key, len(token_ids), asked)
 
     def match(
         self, token_ids: Sequence[int], *, extras: RequestExtras = NO_EXTRAS, worker_ids: Iterable[str] | None = None
@@ -391,8 +388,8 @@ class PrefixIndex:
 
         Cost: hashing each block once per distinct block size and namespace, up to the first block nobody holds.
         """
-        columns = named(self._columns, worker_ids)
-        return match_columns(self._core, self._planes, self._hasher, token_ids, extras, columns)
+        asked = named(self._columns, worker_ids)
+        return match_columns(self._core, self._planes, self._hasher, token_ids, extras, asked)
 
     def _column(self, worker_id: str) -> WorkerColumn:
         try:
