@@ -32,6 +32,7 @@ INDEX_SOURCES = {
     "memory",
     "recency",
     "relief",
+    "uses",
     "walk",
     "worker_sets",
 }

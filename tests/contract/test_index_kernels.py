@@ -108,6 +108,14 @@ class CoreMachine(RuleBasedStateMachine):
         self.same(lambda core: core.add_copies(worker, 0, passing))
         self.same(lambda core: core.remove_copies(worker, 0, passing))
 
+    @rule(which=st.integers(0, 3), keys=st.lists(KEYS, max_size=12), fresh=st.integers(-1, 13))
+    def touch(self, which: int, keys: list[int], fresh: int) -> None:
+        """A request used blocks: what the worker holds of them is young afterwards."""
+        worker = self.workers[which % len(self.workers)]
+        self.keys = [*keys, *self.keys][:16]
+        held = self.pure.held(0, worker, words(keys)).count(2)
+        assert self.same(lambda core: core.touch(worker, words(keys), fresh)) == held
+
     @rule(which=st.integers(0, 3), handle=HANDLES, stop=st.booleans())
     def wait(self, which: int, handle: int, *, stop: bool) -> None:
         worker = self.workers[which % len(self.workers)]
@@ -175,6 +183,11 @@ class CoreMachine(RuleBasedStateMachine):
             self.same(lambda core, worker=worker: core.removal_ages(worker))
             self.same(lambda core, worker=worker: core.ages(worker, words(self.handles)))
             self.same(lambda core, worker=worker: sorted(core.resident_ages(worker, 100_000)))
+            self.same(lambda core, worker=worker: core.use_counts(worker))
+            self.same(lambda core, worker=worker: core.use_removals(worker))
+            self.same(lambda core, worker=worker: sorted(core.use_ages(worker, 100_000)))
+            for blocks in (-1, len(self.keys) // 2, 100):
+                self.same(lambda core, worker=worker, n=blocks: core.chain_uses(worker, words(self.keys), n))
             for handle in self.handles:
                 self.same(lambda core, worker=worker, handle=handle: core.key_of(worker, handle))
         self.same(lambda core: core.blocks)
@@ -200,6 +213,8 @@ class CoreMachine(RuleBasedStateMachine):
         worker, everything = self.workers[at], words(self.keys)
         counts = self.same(lambda core: core.counts(worker))
         reported = self.same(lambda core: core.reported(worker))
+        removals = self.same(lambda core: (core.removal_ages(worker), core.use_removals(worker)))
+        uses = self.same(lambda core: sorted(core.use_ages(worker, 100_000)))
         claims = [
             self.same(lambda core, plane=plane: core.held(plane, worker, everything)) for plane in range(self.planes)
         ]
@@ -211,6 +226,8 @@ class CoreMachine(RuleBasedStateMachine):
             core.load(worker, dump, range(self.planes))
         assert self.same(lambda core: core.counts(worker)) == counts
         assert self.same(lambda core: core.reported(worker)) == reported
+        assert self.same(lambda core: (core.removal_ages(worker), core.use_removals(worker))) == removals
+        assert self.same(lambda core: sorted(core.use_ages(worker, 100_000))) == uses
         for plane, before in enumerate(claims):
             now = self.same(lambda core, plane=plane: core.held(plane, worker, everything))
             assert all(was <= claim for was, claim in zip(before, now, strict=True))
@@ -436,3 +453,25 @@ def test_a_copy_elsewhere_leaves_a_reported_claim_alone(core_class):
     assert (core.held(0, worker, keys), core.reported(worker)) == (b"\2", 1)
     core.expire_reported(worker, 2**63)
     assert (core.held(0, worker, keys), core.held(host, worker, keys)) == (b"\0", b"\2")
+
+
+@both
+def test_times_of_use_are_bounded(core_class):
+    """A worker of few blocks has at most 1,024 times: then the older half goes, and the newest stay."""
+    core = core_class(SEED)
+    worker = core.add_worker("w", 1, counting=True)
+    keys = words((number << 32) | number * 2654435761 % 2**32 for number in range(1, 3001))
+    core.add_copies(worker, 0, words(range(1, 3001)))
+    core.join(worker, words(range(1, 3001)), keys)
+    for key in keys[:1024]:
+        core.touch(worker, words([key]), 0)
+    assert core.use_counts(worker) == (4024, 1024)
+    core.touch(worker, keys[1024:1025], 0)
+    assert core.use_counts(worker)[1] == 513
+    assert [position for position, _ in core.chain_uses(worker, keys, 3000)] == list(range(512, 1025))
+    for key in keys[1025:]:
+        core.touch(worker, words([key]), 0)
+    assert core.use_counts(worker)[1] <= 1024
+    assert core.chain_uses(worker, keys[2999:], 1) == [(0, 0)]
+    core.remove_copies(worker, 0, words(range(1, 3001)))
+    assert core.use_counts(worker)[1] == 0

@@ -29,6 +29,12 @@ static inline kva_index *index_of_planes(void)
     return index;
 }
 
+static inline void expect_touched(size_t held)
+{
+    if (held != 10)
+        abort();
+}
+
 /* Blocks in every state: one copy, many, elsewhere, without a key, waited for, in doubt, confirmed, refuted, reported. */
 static inline kva_column *full_column(kva_index *index)
 {
@@ -56,6 +62,9 @@ static inline kva_column *full_column(kva_index *index)
     kva_column_confirm(index, column, keys, 12, 1, &ended, &adopted);
     kva_column_refute(index, column, keys + 20, 7);
     kva_column_add_copies(index, column, 0, handles + 150, DUMP_HANDLES - 150);
+    kva_column_join(index, column, handles + 150, keys + 150, DUMP_HANDLES - 150, woken);
+    for (size_t i = 150; i < DUMP_HANDLES; i += 10)
+        expect_touched(kva_column_touch(index, column, keys + i, 10, 3));
     kva_column_confirm(index, column, reported, 20, 1, &ended, &adopted);
     kva_column_refute(index, column, reported, 3);
     kva_column_remove(index, column, 0, handles + 40, 3);
@@ -97,6 +106,9 @@ static inline void check_loaded(kva_index *from, const kva_column *column, const
     expect(load_exactly(index, loaded, bytes, length) == KVA_DUMP_OK, "a dump loads");
     expect(memcmp(&loaded->counts, &column->counts, sizeof column->counts) == 0, "a dump keeps every count");
     expect(claims_in(index) == claims_in(from), "a dump keeps every claim");
+    expect(loaded->uses.count == column->uses.count && loaded->uses.count > 20, "a dump keeps every time of use");
+    expect(memcmp(loaded->use_ages, column->use_ages, sizeof column->use_ages) == 0, "and ages at removal");
+    expect(memcmp(loaded->removal_ages, column->removal_ages, sizeof column->removal_ages) == 0, "by stamps, too");
     expect(kva_dump_size(loaded) == length, "a dump of what was loaded is as long");
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         for (uint32_t place = 0; place < column->tables[i].capacity; place++) {
@@ -121,7 +133,7 @@ static inline void check_damaged(const uint8_t *bytes, size_t length, expectatio
     for (int i = 0; i < 4000; i++) {
         uint8_t *damaged = exact_copy(bytes, length);
         for (uint64_t hits = 1 + dump_random() % 3; hits; hits--)
-            damaged[dump_random() % (i % 2 ? length : 72)] ^= (uint8_t)(1u << dump_random() % 8);
+            damaged[dump_random() % (i % 2 ? length : 80)] ^= (uint8_t)(1u << dump_random() % 8);
         if (load_exactly(index, column, damaged, length) == KVA_DUMP_OK)
             kva_column_forget_all(index, column);
         expect(claims_in(index) == 0 && !column->counts.resident, "nothing is left of a dump that is refused");

@@ -456,6 +456,40 @@ static inline void check_removal_ages(index_expectation expect)
     kva_index_free(index);
 }
 
+/* Times of use: codes of ages are theirs again, a table of times holds what a plain one does, and no more than it may. */
+static inline void check_uses(index_expectation expect)
+{
+    enum { PRINTS = 500, MOST = 200 };
+    for (uint32_t code = 0; code < KVA_USE_BINS; code++)
+        expect(kva_age_code(kva_age_of_code(code)) == code, "a code's least age has that code");
+    expect(kva_age_code(UINT32_MAX) == KVA_USE_BINS - 1, "the last code is that of the largest age");
+    kva_budget budget = {0};
+    kva_uses uses = {0};
+    uint32_t times[PRINTS] = {0}, known = 0;
+    for (uint32_t now = 1; now < 60000; now++) {
+        uint32_t which = (uint32_t)(kva_mix(now) % PRINTS), print = (which + 1) * 0x01000193u;
+        if (kva_mix(now + 7) % 3 == 0) {
+            known -= times[which] != 0;
+            times[which] = 0;
+            kva_uses_drop(&uses, print);
+        } else if (times[which] || known < MOST - 1) {
+            known += times[which] == 0;
+            times[which] = now;
+            expect(kva_uses_put(&uses, &budget, print, now, now, MOST), "there is memory for a time");
+        }
+        const uint32_t *time = kva_uses_find(&uses, print);
+        expect(time ? *time == times[which] : !times[which], "a time is the last one noted");
+        expect(uses.count == known, "as many times as were noted and not dropped");
+    }
+    for (uint32_t print = 1u << 31; uses.count < MOST; print++)
+        kva_uses_put(&uses, &budget, print, 60000, 60000, MOST);
+    kva_uses_put(&uses, &budget, 7, 60001, 60001, MOST);
+    expect(uses.count == MOST / 2 + 1, "beyond the most the older half goes");
+    expect(kva_uses_find(&uses, 7) != NULL, "and not the new one");
+    kva_uses_free(&uses, &budget);
+    kva_budget_free(&budget);
+}
+
 static inline void check_index(index_expectation expect)
 {
     check_small_caps(expect);
@@ -470,6 +504,7 @@ static inline void check_index(index_expectation expect)
     check_many_blocks(expect);
     check_stamps_go_around(expect);
     check_removal_ages(expect);
+    check_uses(expect);
 }
 
 #endif

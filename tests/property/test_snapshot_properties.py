@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvatlas._native import load_native_index
 from kvatlas._native._pure_index import IndexCore
+from kvatlas._native.arguments import age_code, age_of_code
 from kvatlas.clock import ManualClock
 from kvatlas.errors import IndexStateError, KvAtlasError
 from kvatlas.events import BlockStored, StreamPosition
@@ -42,6 +43,8 @@ STEPS = st.lists(
         st.tuples(st.just("confirm"), st.just(0), RUN),
         st.tuples(st.just("refute"), st.just(0), RUN),
         st.tuples(st.just("report"), st.just(0), RUN),
+        st.tuples(st.just("touch"), st.just(0), RUN),
+        st.tuples(st.just("grow old"), st.integers(1, 9), RUN),
     ),
     max_size=25,
 )
@@ -75,6 +78,10 @@ def driven(core_class, steps):
             core.doubt(worker)
         elif what == "refute":
             core.refute(worker, keys)
+        elif what == "touch":
+            core.touch(worker, keys, count // 3)
+        elif what == "grow old":
+            core.add_copies(worker, 1, words([80] * (64 * plane)))
         else:
             core.confirm(worker, words(key + (what == "report") for key in keys), certain=count % 2 == 0)
     return core, worker
@@ -89,7 +96,15 @@ def answers(core, worker):
         core.blocks,
         [core.key_of(worker, handle) for handle in range(81)],
         [core.held(plane, worker, keys) for plane in range(PLANES)],
+        core.removal_ages(worker),
+        core.use_removals(worker),
+        core.chain_uses(worker, keys, len(keys)),
     )
+
+
+def age_codes(core, worker):
+    """The blocks' ages, as exact as a dump tells them."""
+    return [None if age is None else age_code(age) for age in core.ages(worker, words(range(81)))]
 
 
 @pytest.mark.parametrize(("from_class", "to_class"), BOTH_WAYS)
@@ -101,6 +116,7 @@ def test_a_loaded_column_answers_and_goes_on_as_the_dumped_one(from_class, to_cl
     other, there = driven(to_class, [])
     other.load(there, core.dump(worker), range(PLANES))
     assert answers(other, there) == answers(core, worker)
+    assert age_codes(other, there) == age_codes(core, worker)
     assert len(other.dump(there)) == len(core.dump(worker))
     for one, number in ((core, worker), (other, there)):
         for what, plane, (first, count) in more:
@@ -111,9 +127,20 @@ def test_a_loaded_column_answers_and_goes_on_as_the_dumped_one(from_class, to_cl
                 one.remove_copies(number, plane, handles)
             elif what == "doubt":
                 one.settle(number)
+            elif what in {"touch", "grow old"}:
+                one.touch(number, words(map(key_of, handles)), 0)
             else:
                 one.expire_reported(number, one.counts(number)[0])
     assert answers(other, there) == answers(core, worker)
+
+
+@given(age=st.integers(0, 2**32 - 1))
+def test_codes_of_ages(age: int) -> None:
+    """A code tells an age to an eighth of it from below, and codes rise with ages."""
+    least, beyond = age_of_code(age_code(age)), age_of_code(age_code(age) + 1)
+    assert least <= age < beyond
+    assert age < 16 or beyond - least <= least / 8
+    assert age_code(least) == age_code(age)
 
 
 DAMAGE = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4)

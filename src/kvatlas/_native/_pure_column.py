@@ -3,9 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvatlas._native.arguments import AGE_BINS
+from kvatlas._native.arguments import AGE_BINS, USE_BINS
 
-__all__ = ["Column", "Entry", "NativeBatch"]
+__all__ = ["Column", "Entry", "NativeBatch", "print_of"]
+
+
+def print_of(block_key: int) -> int:
+    """The 32 bits that a block goes by where its uses are noted; never 0."""
+    return block_key & 0xFFFFFFFF or 1
 
 
 class NativeBatch(Protocol):
@@ -51,3 +56,12 @@ class Column:
     """Whether all of `reported` is in doubt."""
     removal_ages: list[int] = field(default_factory=lambda: [0] * AGE_BINS)
     """Removals by age in stamps: bin 0 for 0, bin i for 2^(i-1) to 2^i - 1."""
+    uses: dict[int, int] = field(default_factory=dict)
+    """Prints of blocks -> when a request last used them, by `stored + used`; see `c/uses.h`."""
+    used: int = 0
+    use_ages: list[int] = field(default_factory=lambda: [0] * USE_BINS)
+    """Removals of blocks in `uses` by the code of their age."""
+
+    @property
+    def clock(self) -> int:
+        return self.stored + self.used

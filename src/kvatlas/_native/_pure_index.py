@@ -29,7 +29,7 @@ __all__ = ["IndexCore"]
 
 _U64 = (1 << 64) - 1
 _ENTRY_BYTES = 330  # measured: a handle, its entry and its dictionary of copies
-_BLOCK_BYTES = 120  # measured: a key and its row of workers
+_BLOCK_BYTES = 120  # measured: a key and its row of workers, or a print and its time
 
 
 class IndexCore(AgingState):
@@ -232,8 +232,9 @@ class IndexCore(AgingState):
     @property
     def used_bytes(self) -> int:
         """Memory held; an estimate, natively what the process holds for the index."""
-        entries = sum(len(column.entries) for column in self._columns.values())
-        return entries * _ENTRY_BYTES + self.blocks * _BLOCK_BYTES + self._charged
+        columns = self._columns.values()
+        held = sum(len(column.entries) * _ENTRY_BYTES + len(column.uses) * _BLOCK_BYTES for column in columns)
+        return held + self.blocks * _BLOCK_BYTES + self._charged
 
     @property
     def live_bytes(self) -> int:

@@ -1,6 +1,8 @@
 """The state of the Python core of the index, and the smallest changes of it."""
 
-from kvatlas._native._pure_column import Column, Entry
+import math
+
+from kvatlas._native._pure_column import Column, Entry, print_of
 from kvatlas._native.arguments import TICKS_PER_STAMP, no_such_plane, no_such_worker, require_u64
 
 __all__ = ["CoreState"]
@@ -16,6 +18,7 @@ class CoreState:
         self._planes: list[dict[int, int]] = [{}]
         self._shadows: list[dict[int, int]] = [{}]
         self._stamps: dict[int, int] = {}
+        self._shadow_stamps: dict[int, int] = {}
         self._columns: dict[int, Column] = {}
         self._ticks = 0
         self._charged = 0
@@ -49,10 +52,16 @@ class CoreState:
         if plane == 0 and column.reported.pop(block_key, None) is not None and not in_doubt:
             self._unset(self._shadows[0], block_key, worker)  # an event names it now
 
-    def _set(self, holders: dict[int, int], block_key: int, worker: int) -> None:
+    def _set(self, holders: dict[int, int], block_key: int, worker: int, age: int = 0) -> None:
         holders[block_key] = holders.get(block_key, 0) | 1 << worker
+        if (stamps := self._stamps_of(holders)) is not None:
+            stamp = self._stamp - age
+            stamps[block_key] = max(stamp, stamps.get(block_key, stamp))
+
+    def _stamps_of(self, holders: dict[int, int]) -> dict[int, int] | None:
         if holders is self._planes[0]:
-            self._stamps[block_key] = self._stamp
+            return self._stamps
+        return self._shadow_stamps if holders is self._shadows[0] else None
 
     def _take(self, column: Column, worker: int, entry: Entry, plane: int) -> None:
         """All copies of one plane go."""
@@ -65,11 +74,13 @@ class CoreState:
             self._unset(self._shadows[plane], entry.block_key, worker)
 
     def _unset(self, holders: dict[int, int], block_key: int, worker: int) -> None:
+        if holders is self._planes[0]:
+            self._columns[worker].uses.pop(print_of(block_key), None)
         left = holders.get(block_key, 0) & ~(1 << worker)
         if left:
             holders[block_key] = left
-        elif holders.pop(block_key, None) and holders is self._planes[0]:
-            self._stamps.pop(block_key, None)
+        elif holders.pop(block_key, None) and (stamps := self._stamps_of(holders)) is not None:
+            stamps.pop(block_key, None)
 
     def _leave(self, column: Column, number: int, entry: Entry) -> None:
         """An entry without copies says nothing more, unless somebody waits for it."""
@@ -82,15 +93,18 @@ class CoreState:
         if not entry.waited:
             del column.entries[number]
 
-    def _stamp_of(self, entry: Entry) -> int:
+    def _stamp_of(self, entry: Entry) -> float:
+        """The higher, the later of use; of what no prompt can match the lowest."""
         if entry.block_key is None or 0 not in entry.copies:
-            return 0
-        return self._stamps.get(entry.block_key, 0)
+            return -math.inf
+        shadow = self._shadow_stamps.get(entry.block_key, -math.inf) if entry.in_doubt else -math.inf
+        return self._stamps.get(entry.block_key, shadow)
 
     def _cast_shadow(self, worker: int, plane: int, block_key: int) -> None:
         if self._planes[plane].get(block_key, 0) >> worker & 1:
+            age = self._stamp - self._stamps[block_key] if plane == 0 else 0
             self._unset(self._planes[plane], block_key, worker)
-            self._set(self._shadows[plane], block_key, worker)
+            self._set(self._shadows[plane], block_key, worker, age)
 
     def _doubt_reported(self, column: Column, worker: int) -> None:
         if column.reported and not column.unsure:

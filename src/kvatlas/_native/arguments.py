@@ -20,6 +20,9 @@ __all__ = [
     "MAX_U32",
     "MAX_WORKERS",
     "TICKS_PER_STAMP",
+    "USE_BINS",
+    "age_code",
+    "age_of_code",
     "bad_token_ids",
     "count_blocks",
     "dump_refused",
@@ -54,9 +57,24 @@ TICKS_PER_STAMP = 64
 """Blocks stored or asked for that make blocks one stamp older."""
 AGE_BINS = 32
 """Bins of a histogram of ages: 0, then one for each power of two."""
+USE_BINS = 240
+"""Codes of ages: see `age_code`."""
 _SHOWN_BITS = 128
 _U32_LIMIT = 1 << 32
 _U64_LIMIT = 1 << 64
+
+
+def age_code(age: int) -> int:
+    """An age in 0..2^32-1 as a code below `USE_BINS`: exact below 8, then eight steps to each power of two."""
+    if age < 8:
+        return age
+    top = age.bit_length() - 1
+    return 8 * (top - 2) + (age >> (top - 3) & 7)
+
+
+def age_of_code(code: int) -> int:
+    """The least age of a code; of `USE_BINS`, the first age beyond all."""
+    return code if code < 16 else (8 + code % 8) << (code // 8 - 1)
 
 
 def bad_token_ids(token_ids: object, reason: object, most: int = MAX_TOKEN_ID) -> HashingError:

@@ -40,6 +40,7 @@ cdef extern from "index.h":
         KVA_MAX_PLANES
         KVA_TABLES
         KVA_AGE_BINS
+        KVA_USE_BINS
 
     ctypedef struct kva_budget:
         size_t used
@@ -57,6 +58,13 @@ cdef extern from "index.h":
         uint64_t stored, removed, unknown_removals, unpaired, refused, forgotten
         int64_t resident, unkeyed, doubted
 
+    ctypedef struct kva_use:
+        uint32_t print, time
+
+    ctypedef struct kva_uses:
+        kva_use *cells
+        uint32_t capacity, count
+
     ctypedef struct kva_column:
         uint32_t worker
         uint64_t root_key
@@ -64,6 +72,9 @@ cdef extern from "index.h":
         kva_handles reported
         kva_counts counts
         uint32_t *removal_ages
+        kva_uses uses
+        uint64_t used
+        uint32_t *use_ages
 
     ctypedef struct kva_index:
         kva_budget budget
@@ -99,6 +110,9 @@ cdef extern from "index.h":
     size_t kva_column_forget_oldest(kva_index *index, kva_column *column, size_t count)
     bint kva_column_age(kva_index *index, const kva_column *column, uint64_t handle, uint32_t *age)
     size_t kva_column_sample_ages(kva_index *index, const kva_column *column, uint32_t *ages, size_t room)
+    size_t kva_column_touch(kva_index *index, kva_column *column, const uint64_t *keys, size_t count, size_t fresh)
+    bint kva_column_use_age(const kva_column *column, uint64_t key, uint32_t *age)
+    uint32_t kva_use_clock(const kva_column *column)
     void kva_column_doubt(kva_index *index, kva_column *column)
     size_t kva_column_settle(kva_index *index, kva_column *column)
     void kva_column_confirm(kva_index *index, kva_column *column, const uint64_t *keys, size_t count, bint certain,
@@ -362,6 +376,42 @@ cdef class IndexCore:
         result = [ages[i] for i in range(count)]
         free(ages)
         return result
+
+    def touch(self, Py_ssize_t worker, block_keys, Py_ssize_t fresh, /):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words keys = _Words(block_keys)
+        return kva_column_touch(self.c, column, keys.data, <size_t>keys.count, <size_t>fresh if fresh > 0 else 0)
+
+    def chain_uses(self, Py_ssize_t worker, block_keys, Py_ssize_t blocks, /):
+        cdef kva_column *column = self.column(worker)
+        cdef _Words keys = _Words(block_keys)
+        cdef uint32_t age
+        cdef Py_ssize_t i
+        cdef list uses = []
+        for i in range(min(blocks, keys.count) if column.uses.count else 0):
+            if kva_column_use_age(column, keys.data[i], &age):
+                uses.append((i, age))
+        return uses
+
+    def use_counts(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        return (column.counts.stored + column.used, column.uses.count)
+
+    def use_removals(self, Py_ssize_t worker, /):
+        cdef kva_column *column = self.column(worker)
+        return {code: column.use_ages[code] for code in range(KVA_USE_BINS) if column.use_ages[code]}
+
+    def use_ages(self, Py_ssize_t worker, Py_ssize_t sample, /):
+        cdef kva_column *column = self.column(worker)
+        cdef uint32_t now = kva_use_clock(column)
+        cdef Py_ssize_t stride = (column.uses.capacity + sample - 1) // sample if sample > 0 else 0
+        if stride == 0:
+            return []
+        return [
+            <uint32_t>(now - column.uses.cells[at].time)
+            for at in range(0, column.uses.capacity, stride)
+            if column.uses.cells[at].print
+        ]
 
     def entries(self, Py_ssize_t worker, /):
         cdef kva_column *column = self.column(worker)

@@ -15,7 +15,7 @@ from kvatlas.admin.metrics import MetricsCollector
 from kvatlas.admin.views import WorkerView, view_worker
 from kvatlas.clock import Clock
 from kvatlas.errors import BadRequest, DecisionNotFound, KvAtlasError
-from kvatlas.fleet import SNAPSHOT_PATH, Fleet, fleet_snapshot
+from kvatlas.fleet import SNAPSHOT_PATH, Fleet, SnapshotStats, fleet_snapshot
 from kvatlas.gateway import GatewayStats
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.gateway.responses import error_body
@@ -42,6 +42,7 @@ class AdminState:
     gateway: GatewayStats
     policy: str
     clock: Clock
+    snapshots: SnapshotStats | None = None
 
 
 class _Workers(msgspec.Struct):
@@ -95,7 +96,14 @@ def make_admin_app(state: AdminState) -> web.Application:
     """The admin app over a running gateway's state. Serve it on a private address: it has no authentication."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(
-        MetricsCollector(state.fleet, state.index, state.gateway, state.planner, started_s=state.clock.wall_s())
+        MetricsCollector(
+            state.fleet,
+            state.index,
+            state.gateway,
+            state.planner,
+            started_s=state.clock.wall_s(),
+            snapshots=state.snapshots,
+        )
     )
     handlers = _Handlers(state, registry)
     app = web.Application(middlewares=[_errors_as_json], client_max_size=_MAX_QUERY_BYTES)

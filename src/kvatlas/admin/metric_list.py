@@ -94,6 +94,24 @@ METRICS = (
         "Prompt tokens sent here that had to be computed, as predicted.",
     ),
     MetricInfo("kvatlas_index_bytes", "gauge", (), "Memory the index holds."),
+    MetricInfo("kvatlas_snapshot_saved_total", "counter", (), "Snapshots written to snapshot_path."),
+    MetricInfo(
+        "kvatlas_snapshot_failed_total", "counter", (), "Snapshots that could not be written; the old file was left."
+    ),
+    MetricInfo("kvatlas_snapshot_bytes", "gauge", (), "Size of the newest snapshot."),
+    MetricInfo("kvatlas_snapshot_duration_seconds", "gauge", (), "How long the newest snapshot took to write."),
+    MetricInfo(
+        "kvatlas_snapshot_timestamp_seconds",
+        "gauge",
+        (),
+        "When the newest snapshot was written, Unix time; 0 before the first.",
+    ),
+    MetricInfo(
+        "kvatlas_snapshot_longest_turn_seconds",
+        "gauge",
+        (),
+        "The longest time that requests waited for one worker's part of a snapshot.",
+    ),
     MetricInfo("kvatlas_index_max_bytes", "gauge", (), "Its cap, index_max_bytes; 0 without one."),
     MetricInfo("kvatlas_index_blocks", "gauge", (), "Distinct (block, medium, group) that any worker holds."),
     MetricInfo(
@@ -139,6 +157,16 @@ METRICS = (
         ("worker", "quantile"),
         "How old blocks are when the worker removes them: blocks stored or looked up by the whole fleet since their "
         "last use. Absent below 100 removals.",
+    ),
+    MetricInfo(
+        "kvatlas_index_idle_removal_blocks",
+        "gauge",
+        ("worker", "quantile"),
+        "How long blocks of this router's requests went without use when the worker removes them: blocks the worker "
+        "stored or used since. Absent below 100 such removals.",
+    ),
+    MetricInfo(
+        "kvatlas_index_timed_blocks", "gauge", ("worker",), "Blocks with a time of last use on the worker's own clock."
     ),
     MetricInfo("kvatlas_index_resident_blocks", "gauge", ("worker",), "Distinct (block, medium, group) held."),
     MetricInfo(

@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from kvatlas import __version__
 from kvatlas.admin.metric_list import METRICS, MetricInfo
-from kvatlas.fleet import Cause, Fleet, Trust, Worker
+from kvatlas.fleet import Cause, Fleet, RecencyWatch, SnapshotStats, SurvivalCurve, Trust, Worker
 from kvatlas.gateway import GatewayStats, HistogramSnapshot, StatsSnapshot, WorkerSnapshot
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.index import BLOCKS_PER_STAMP, PrefixIndex
@@ -24,16 +24,25 @@ class MetricsCollector(Collector):
 
     Args:
         started_s: when the gateway started, Unix time.
+        snapshots: what its snapshots amount to; all 0 where it writes none.
     """
 
     def __init__(
-        self, fleet: Fleet, index: PrefixIndex, gateway: GatewayStats, planner: FleetPlanner, *, started_s: float
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        gateway: GatewayStats,
+        planner: FleetPlanner,
+        *,
+        started_s: float,
+        snapshots: SnapshotStats | None = None,
     ) -> None:
         self._fleet = fleet
         self._index = index
         self._gateway = gateway
         self._planner = planner
         self._started_s = started_s
+        self._snapshots = snapshots or SnapshotStats()
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of `METRICS`, in order."""
@@ -97,7 +106,19 @@ class MetricsCollector(Collector):
             "kvatlas_worker_queued_prefill_tokens": each(lambda w: w.load.queued_prefill_tokens),
             "kvatlas_worker_prefill_tokens_per_second": each(lambda w: w.load.prefill_tokens_per_s),
             "kvatlas_worker_uncached_tokens_total": each(lambda w: w.load.uncached_tokens_total),
+            **self._snapshot_values(),
             **self._event_values(each),
+        }
+
+    def _snapshot_values(self) -> dict[str, Callable[[], _Samples]]:
+        stats = self._snapshots
+        return {
+            "kvatlas_snapshot_saved_total": lambda: [((), stats.saved)],
+            "kvatlas_snapshot_failed_total": lambda: [((), stats.failed)],
+            "kvatlas_snapshot_bytes": lambda: [((), stats.last_bytes)],
+            "kvatlas_snapshot_duration_seconds": lambda: [((), stats.last_s)],
+            "kvatlas_snapshot_timestamp_seconds": lambda: [((), stats.last_wall_s)],
+            "kvatlas_snapshot_longest_turn_seconds": lambda: [((), stats.longest_turn_s)],
         }
 
     def _event_values(
@@ -148,7 +169,11 @@ class MetricsCollector(Collector):
             "kvatlas_index_unpaired_blocks_total": each(lambda w: stats[w.worker_id].unpaired_blocks),
             "kvatlas_index_dropped_orphan_blocks_total": each(lambda w: stats[w.worker_id].dropped_orphan_blocks),
             "kvatlas_index_unkeyed_blocks": each(lambda w: stats[w.worker_id].unkeyed_now),
-            "kvatlas_index_removal_age_blocks": self._removal_ages,
+            "kvatlas_index_removal_age_blocks": lambda: self._removal_ages(
+                lambda recency: recency.curve, BLOCKS_PER_STAMP
+            ),
+            "kvatlas_index_idle_removal_blocks": lambda: self._removal_ages(lambda recency: recency.own_curve, 1),
+            "kvatlas_index_timed_blocks": each(lambda w: self._index.uses.counts(w.worker_id, 0).timed_blocks),
             "kvatlas_index_resident_blocks": each(lambda w: stats[w.worker_id].resident_now),
             "kvatlas_index_orphan_blocks": each(lambda w: stats[w.worker_id].orphans_now),
             "kvatlas_index_unknown_removals_total": each(lambda w: stats[w.worker_id].unknown_removals),
@@ -156,13 +181,13 @@ class MetricsCollector(Collector):
             "kvatlas_index_reported_blocks": each(lambda w: stats[w.worker_id].reported_now),
         }
 
-    def _removal_ages(self) -> _Samples:
+    def _removal_ages(self, curve_of: Callable[[RecencyWatch], SurvivalCurve], unit_blocks: int) -> _Samples:
         for worker in self._fleet.workers:
-            curve = worker.recency.curve if worker.recency else None
+            curve = curve_of(worker.recency) if worker.recency else None
             for share in _AGE_SHARES:
                 age = curve.removal_age(share) if curve else None
                 if age is not None:
-                    yield (worker.worker_id, str(share)), age * BLOCKS_PER_STAMP
+                    yield (worker.worker_id, str(share)), age * unit_blocks
 
     def _audit_values(
         self, each: Callable[[Callable[[Worker], float]], Callable[[], _Samples]]

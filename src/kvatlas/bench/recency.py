@@ -4,6 +4,7 @@ On simulated fleets in virtual time, and on recorded operations of a real engine
 """
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -125,4 +126,10 @@ def _foresight(name: str, results: Sequence[FleetResult]) -> list[BenchRow]:
     foreseen = sum(result.foreseen_tokens for result in results)
     found = sum(result.found_tokens for result in results)
     work = f"{name}: foreseen share of a hit left behind a queue, {waited} requests"
-    return [BenchRow(work, "share", foreseen / claimed, "found", found / claimed)]
+    ours, stamps, without = (math.sqrt(sum(result.errors[which] for result in results) / claimed) for which in range(3))
+    error = f"{name}: root mean square error of that share"
+    return [
+        BenchRow(work, "share", foreseen / claimed, "found", found / claimed),
+        BenchRow(error, "share", ours, "by stamps", stamps),
+        BenchRow(error, "share", ours, "no discount", without),
+    ]

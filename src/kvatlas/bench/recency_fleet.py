@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvatlas.bench.recency_score import RemovalScore, ScoredWorker
@@ -18,6 +18,7 @@ __all__ = ["FleetLoad", "FleetResult", "simulate_fleet"]
 
 _VOCABULARY = 32_000
 _EMPTY_STEP_S = 0.002
+_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class FleetResult:
         waited: requests with a hit that were sent behind a queue to a worker of known survival.
         foreseen_tokens, found_tokens, claimed_tokens: of those: hits after the survival discount, as the engines
             counted them, as claimed at dispatch.
+        errors: of those: the share's squared error, times the claimed tokens: by requests (what `foreseen_tokens`
+            rests on), by stamps alone, without a discount.
     """
 
     score: RemovalScore = field(default_factory=RemovalScore)
@@ -63,6 +66,7 @@ class FleetResult:
     foreseen_tokens: float = 0.0
     found_tokens: int = 0
     claimed_tokens: int = 0
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
 @dataclass(slots=True)
@@ -74,9 +78,13 @@ class _User:
 @dataclass(slots=True)
 class _Sent:
     user: _User
+    prompt: tuple[int, ...]
+    hit_blocks: int
     ticket: Ticket
     claimed_tokens: int
-    share: float | None
+    shares: tuple[float, float, float] | None
+    """As `FleetResult.errors`."""
+    answering: bool = False
 
 
 class _Worker:
@@ -123,7 +131,7 @@ class _Fleet:
             engine_index=number,
             latency=LatencyConfig(prefill_tokens_per_s=4000.0, jitter=0.1),
         )
-        self._index.add_worker(name, block_size=config.block_size)
+        self._index.add_worker(name, block_size=_BLOCK)
         speed = PrefillSpeed(self._clock, FleetSpeed(4000.0))
         core = EngineCore(config, ReplySampler(range(100, 4000), eos_token_id=None))
         books = ScoredWorker(self._index, name, self.result.score, self._rng)
@@ -153,19 +161,32 @@ class _Fleet:
         prompt = tuple(user.token_ids)
         matches = self._index.match(prompt)
         hits = {name: matches[name].hit_tokens if name in matches else 0 for name in self._workers}
-        shares = {n: w.watch.surviving_share(w.load.queued_prefill_tokens) for n, w in self._workers.items()}
+        shares = self._shares(prompt, hits)
         candidates = [_candidate(worker, hits[name], shares[name]) for name, worker in self._workers.items()]
         request_id = f"r{self._requests}"
         ranking = self._policy.pick(RoutingRequest(request_id, len(prompt)), candidates)
         name = candidates[ranking.order[0]].worker_id
         worker = self._workers[name]
         judged = hits[name] and worker.load.queued_prefill_tokens and worker.watch.curve.is_known
+        by_stamps = worker.watch.surviving_share(worker.load.queued_prefill_tokens)
         ticket = worker.load.dispatch(max(1, len(prompt) - round(hits[name] * shares[name])))
-        worker.sent[request_id] = _Sent(user, ticket, hits[name], shares[name] if judged else None)
+        hit_blocks = matches[name].hit_blocks if name in matches else 0
+        worker.sent[request_id] = _Sent(
+            user, prompt, hit_blocks, ticket, hits[name], (shares[name], by_stamps, 1.0) if judged else None
+        )
         worker.books.used(prompt)
         params = SamplingParams(max_tokens=self._rng.randint(1, 2 * self._load.reply_tokens), ignore_eos=True)
         worker.core.add(request_id, prompt, params, now_s=self._clock.monotonic_s())
         self._pump(worker)
+
+    def _shares(self, prompt: Sequence[int], hits: Mapping[str, int]) -> dict[str, float]:
+        queues = {name: worker.load.queued_prefill_tokens for name, worker in self._workers.items()}
+        wanting = {n: hits[n] // _BLOCK for n, w in self._workers.items() if hits[n] and w.watch.wants_parts(queues[n])}
+        parts = self._index.uses.idle_parts(prompt, wanting)
+        return {n: w.watch.surviving_share(queues[n], parts.get(n, ())) for n, w in self._workers.items()}
+
+    def _used(self, worker: _Worker, sent: _Sent) -> None:
+        self._index.uses.touch(worker.name, sent.prompt, fresh_blocks=sent.hit_blocks)
 
     def _pump(self, worker: _Worker) -> None:
         if worker.step is None and worker.core.has_requests:
@@ -181,10 +202,15 @@ class _Fleet:
         for event in result.events:
             self._index.apply(worker.name, event)
         for output in result.outputs:
-            worker.load.first_token(worker.sent[output.request_id].ticket)
+            sent = worker.sent[output.request_id]
+            worker.load.first_token(sent.ticket)
+            if not sent.answering:
+                sent.answering = True
+                self._used(worker, sent)
         for request in result.finished:
             sent = worker.sent.pop(request.request_id)
             worker.load.finish(sent.ticket)
+            self._used(worker, sent)
             self._judge(sent, request.cached_tokens or 0)
             sent.user.token_ids += [request.source.token_id(i) for i in range(request.request.num_output_tokens)]
             worker.books.used(sent.user.token_ids)
@@ -192,12 +218,15 @@ class _Fleet:
         self._pump(worker)
 
     def _judge(self, sent: _Sent, cached_tokens: int) -> None:
-        if sent.share is None:
+        if sent.shares is None:
             return
         self.result.waited += 1
         self.result.claimed_tokens += sent.claimed_tokens
-        self.result.foreseen_tokens += sent.share * sent.claimed_tokens
-        self.result.found_tokens += min(cached_tokens, sent.claimed_tokens)
+        found = min(cached_tokens, sent.claimed_tokens)
+        self.result.foreseen_tokens += sent.shares[0] * sent.claimed_tokens
+        self.result.found_tokens += found
+        for which, share in enumerate(sent.shares):
+            self.result.errors[which] += sent.claimed_tokens * (share - found / sent.claimed_tokens) ** 2
 
     def _go_on(self, user: _User) -> None:
         """The next question of the conversation, or a new one, when the user has thought."""

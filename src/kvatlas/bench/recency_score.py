@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvatlas.events import AllBlocksCleared, BlockHandle, BlockRemoved, BlockStored, Event
-from kvatlas.index import PrefixIndex
+from kvatlas.index import BLOCKS_PER_STAMP, PrefixIndex
 
 __all__ = ["GUESSES", "RemovalScore", "ScoredWorker"]
 
-GUESSES = ("stamp", "own use", "birth", "random")
-"""stamp: age in the fleet's stamps, as the index keeps it. own use: exact age since a request that was sent to this
-very worker used the block, which would cost memory for each block and worker. birth: age since the block was stored.
-random: a drawn number."""
+GUESSES = ("requests", "stamp", "own use", "birth", "random")
+"""requests: age by the worker's own clock, of the nearest block up the chain that has a time (see
+`kvatlas.index.PromptUses`); where there is none, the stamp's. stamp: age in the fleet's stamps, as the index keeps it.
+own use: exact age since a request that was sent to this very worker used the block, which would cost memory for each
+block and worker. birth: age since the block was stored. random: a drawn number."""
 _SAMPLE = 64
 
 
@@ -45,6 +46,7 @@ class RemovalScore:
 
 @dataclass(slots=True)
 class _Block:
+    parent: BlockHandle | None
     born: int
     used: int
     copies: int = 1
@@ -99,12 +101,32 @@ class ScoredWorker:
     def _scores(self, hashes: list[BlockHandle]) -> list[tuple[float, ...]]:
         ages = self._index.recency(self._worker_id).ages(hashes)
         now = self._now
-        blocks = [self._blocks[h] for h in hashes]
-        return [
-            (age, now - block.used, self._births - block.born, self._rng.random())
-            for age, block in zip(ages, blocks, strict=True)
-            if age is not None
-        ]
+        uses = self._index.uses.counts(self._worker_id, 0)
+        clock_per_stamp = BLOCKS_PER_STAMP * uses.clock / max(1, now)
+        known: dict[BlockHandle, int | None] = {}
+        scores: list[tuple[float, ...]] = []
+        for age, block_hash in zip(ages, hashes, strict=True):
+            if age is None:
+                continue
+            block = self._blocks[block_hash]
+            by_requests = self._use_age(block_hash, known)
+            modelled = age * clock_per_stamp if by_requests is None else by_requests
+            scores.append((modelled, age, now - block.used, self._births - block.born, self._rng.random()))
+        return scores
+
+    def _use_age(self, block_hash: BlockHandle, known: dict[BlockHandle, int | None]) -> int | None:
+        """The age by the worker's own clock that a hit which ends with this block has there."""
+        climbed: list[BlockHandle] = []
+        age, at = None, block_hash
+        while at in self._blocks:
+            climbed.append(at)
+            age = known[at] if at in known else self._index.uses.age(self._worker_id, at)
+            parent = self._blocks[at].parent
+            if age is not None or at in known or parent is None:
+                break
+            at = parent
+        known.update(dict.fromkeys(climbed, age))
+        return age
 
     @property
     def _now(self) -> int:
@@ -132,7 +154,7 @@ class ScoredWorker:
             self._births += 1
             block = self._blocks.get(block_hash)
             if block is None:
-                self._blocks[block_hash] = _Block(self._births, now)
+                self._blocks[block_hash] = _Block(parent, self._births, now)
             elif self._counting:
                 block.copies += 1
             self._children[parent, tuple(token_ids[i * size : (i + 1) * size])] = block_hash

@@ -101,7 +101,16 @@ class Service:
             host=config.host, port=config.port, max_body_bytes=config.max_body_bytes, timeouts=timeouts
         )
         self._server = GatewayServer(server_config, planner, self._clock)
-        state = AdminState(fleet, index, log, planner, self._server.stats, self._policy.name, self._clock)
+        state = AdminState(
+            fleet,
+            index,
+            log,
+            planner,
+            self._server.stats,
+            self._policy.name,
+            self._clock,
+            keeper.stats if keeper is not None else None,
+        )
         admin_port = await self._start_admin(state)
         try:
             gateway_port = await self._server.start()

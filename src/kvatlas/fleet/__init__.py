@@ -11,11 +11,12 @@ from kvatlas.fleet.fleet import Fleet
 from kvatlas.fleet.health import HealthMonitor
 from kvatlas.fleet.load import LoadLedger, Ticket
 from kvatlas.fleet.metrics_page import MetricsPage, parse_gauges
-from kvatlas.fleet.recency import FleetRecency, RecencyWatch, SurvivalCurve
+from kvatlas.fleet.recency import FleetRecency, RecencyWatch
 from kvatlas.fleet.silence import Silence, SilenceTerm, SilenceWatch, TrafficCount
 from kvatlas.fleet.snapshot_keeper import SnapshotKeeper, SnapshotStats, fleet_snapshot, new_file
 from kvatlas.fleet.source import EventSource, SourceStats
 from kvatlas.fleet.speed import FleetSpeed, PrefillSpeed
+from kvatlas.fleet.survival import SurvivalCurve
 from kvatlas.fleet.trust import Trust, TrustState
 from kvatlas.fleet.warm_start import (
     SNAPSHOT_PATH,

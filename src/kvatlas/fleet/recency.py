@@ -1,119 +1,32 @@
 """How likely a worker still holds, in a while, what it holds now: survival by age, learnt from what it removed.
 
-Engines give up the block longest without use. The index knows about when each block was last of use, so each removal
-tells at which age blocks go. From the ages at removal and the ages of those that stay follows the share of blocks that
-live past an age, as in any study of lives where some are still alive at its end.
+Engines give up the block longest without use. Each removal tells at which age blocks go, and from the ages at removal
+and the ages of those that stay follows the share of blocks that live past an age (`SurvivalCurve`).
 
-Ages are in stamps of the whole fleet (see `kvatlas.index.recency`): a block that was looked up for a request which then
-went elsewhere seems younger than its engine has it. So an age at removal is at most what the engine waited, and a
-worker without removals has no curve at all.
+There are two clocks. The worker's own counts what it stored and what its requests used; ages by it model the order of
+its free queue, and it knows requests that this router sent (`kvatlas.index.uses`). The other is the whole fleet's: it
+has a stamp for every block, and a block that was looked up for a request which then went elsewhere seems younger than
+its engine has it. What the first cannot tell yet, the second does.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from kvatlas.clock import Clock
-from kvatlas.index import BLOCKS_PER_STAMP, PrefixIndex, RecencyCounts
+from kvatlas.fleet.survival import STAMP_AGE_STARTS, SurvivalCurve
+from kvatlas.index import BLOCKS_PER_STAMP, USE_AGE_STARTS, IdlePart, PrefixIndex, RecencyCounts, UseCounts
 
-__all__ = ["FleetRecency", "RecencyWatch", "SurvivalCurve"]
+__all__ = ["FleetRecency", "RecencyWatch"]
 
-_MIN_REMOVALS = 100
-"""Fewer prove nothing about ages."""
 _SAMPLE = 256
 _REFRESH_S = 1.0
 _REFRESH_SPACING_S = 0.001
 """Between two workers' refreshes, so that no request pays for those of a thousand workers."""
 _LEAST_HALF_LIFE_BLOCKS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SurvivalCurve:
-    """The share of a worker's blocks that live past an age.
-
-    Attributes:
-        removals: how many removals it rests on, older ones counting less.
-        removed: float[bins], those by age: bin 0 is age 0, bin i ages from 2^(i-1) to 2^i - 1.
-        alive: float[bins], the share that outlives the bin. Never rises. All 1.0 while removals are too few.
-    """
-
-    removals: float
-    removed: tuple[float, ...]
-    alive: tuple[float, ...]
-
-    @classmethod
-    def learn(cls, removed: Sequence[float], resident_ages: Sequence[int], resident_blocks: int) -> "SurvivalCurve":
-        """The curve of some removals and of those that stay.
-
-        Args:
-            removed: removals by age, in bins as above.
-            resident_ages: ages of a sample of the resident blocks; they outlived these ages and say nothing beyond.
-            resident_blocks: how many blocks the sample stands for.
-
-        Cost: about 20 us.
-        """
-        total = sum(removed)
-        bins = len(removed)
-        if total < _MIN_REMOVALS:
-            return cls(total, tuple(removed), (1.0,) * bins)
-        staying = [0.0] * bins
-        weight = resident_blocks / len(resident_ages) if resident_ages else 0.0
-        for age in resident_ages:
-            staying[min(age.bit_length(), bins - 1)] += weight
-        alive, share = [], 1.0
-        at_risk = total + sum(staying)
-        for gone, left in zip(removed, staying, strict=True):
-            at_risk -= left  # not known to outlive this bin: the engine may remove its older half
-            if gone:
-                share *= max(0.0, 1.0 - gone / max(at_risk, gone))
-            alive.append(share)
-            at_risk -= gone
-        return cls(total, tuple(removed), tuple(alive))
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there were removals enough to say anything."""
-        return self.removals >= _MIN_REMOVALS
-
-    def survival(self, age: float) -> float:
-        """The share of blocks that live past an age in stamps (>= 0), 0..1. Cost: 0.5 us."""
-        bin_number = min(int(age).bit_length(), len(self.alive) - 1)
-        start = self.alive[bin_number - 1] if bin_number else 1.0
-        end = self.alive[bin_number]
-        if start == end:
-            return start
-        low = 1 << bin_number >> 1 if bin_number else 0  # and the bin is as wide as that, or 1
-        return start + (end - start) * min(1.0, (age - low) / (low or 1))
-
-    @property
-    def half_life(self) -> float | None:
-        """The age, in stamps, that half of all blocks outlive; None when more than half outlive every known age."""
-        return _crossing([1.0 - share for share in self.alive], 0.5)
-
-    def removal_age(self, share: float) -> float | None:
-        """The age, in stamps, below which `share` (0..1) of the removals were; None while there are too few."""
-        if not self.is_known:
-            return None
-        below, risen = 0.0, []
-        for count in self.removed:
-            below += count
-            risen.append(below / self.removals)
-        return _crossing(risen, share)
-
-
-def _bounds(bin_number: int) -> tuple[int, int]:
-    """Ages from the first to, not including, the second."""
-    return (1 << bin_number >> 1, 1 << bin_number) if bin_number else (0, 1)
-
-
-def _crossing(rising: Sequence[float], share: float) -> float | None:
-    """The age at which what rises over the bins, evenly within each, comes to `share`; None if it never does."""
-    before = 0.0
-    for bin_number, reached in enumerate(rising):
-        if reached >= share and reached > before:
-            low, high = _bounds(bin_number)
-            return low + (high - low) * max(0.0, share - before) / (reached - before)
-        before = reached
-    return None
+_LEAST_HALF_LIFE_USES = 200
+_FORGOTTEN = 0.01
+"""Of so many removals of a bin nothing is kept."""
+_MIN_STORED = 100
+"""Fewer blocks stored say nothing about the pace of a clock."""
 
 
 class FleetRecency:
@@ -130,24 +43,60 @@ class FleetRecency:
         return RecencyWatch(self, self._index, self._clock, worker_id)
 
 
-class RecencyWatch:
-    """One worker's curve, looked at once a second at most, and what it says of a hit that has to wait.
+class _Ages:
+    """What one clock tells of removals. Old ones fade, so that the curve follows the load within a turnover or two.
 
-    Old removals fade: they count half once as many blocks were removed as the worker holds, so the curve follows the
-    load within a turnover or two. A worker that begins a new life begins a new curve.
+    They count half once as many blocks were removed as there are, at least `least_half_life`.
+    """
+
+    __slots__ = ("_least_half_life", "_passed", "_removed", "_starts", "_stored", "curve", "pace")
+
+    def __init__(self, starts: tuple[int, ...], least_half_life: int) -> None:
+        self._starts = starts
+        self._least_half_life = least_half_life
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        self._removed: dict[int, float] = {}
+        self._passed = self._stored = 0.0
+        self.pace = 0.0
+        """By how much the clock moves while the worker stores one block; 0 while that is not known."""
+        self.curve = SurvivalCurve()
+
+    def learn(self, removed: Mapping[int, int], passed: float, stored: int, ages: Sequence[int], blocks: int) -> None:
+        """Take in removals by bin, by how much the clock moved, blocks stored; and `ages` of the `blocks` there are."""
+        fade: float = 0.5 ** (sum(removed.values()) / max(self._least_half_life, blocks))
+        faded = {age_bin: fade * count for age_bin, count in self._removed.items() if count > _FORGOTTEN}
+        self._removed = {age_bin: faded.get(age_bin, 0.0) + removed.get(age_bin, 0) for age_bin in {*faded, *removed}}
+        self._passed = fade * self._passed + passed
+        self._stored = fade * self._stored + stored
+        self.pace = self._passed / self._stored if self._stored >= _MIN_STORED else 0.0
+        if self._removed:  # and one bin more for those who outlive all that
+            bins = range(min(self._removed), min(max(self._removed) + 2, len(self._starts)))
+            counts = [self._removed.get(age_bin, 0.0) for age_bin in bins]
+            self.curve = SurvivalCurve.learn(counts, ages, blocks, self._starts[bins.start : bins.stop])
+
+    def surviving(self, age: float, stored_blocks: float) -> float:
+        """The share of blocks of an age that are still there once the worker stored so many more."""
+        now = self.curve.survival(age)
+        return self.curve.survival(age + stored_blocks * self.pace) / now if now else 0.0
+
+
+class RecencyWatch:
+    """One worker's curves, looked at once a second at most, and what they say of a hit that has to wait.
+
+    A worker that begins a new life begins new curves.
     """
 
     __slots__ = (
         "_clock",
-        "_curve",
         "_fleet",
-        "_fleet_blocks",
         "_index",
         "_last",
+        "_last_uses",
         "_next_s",
-        "_removed",
-        "_stamps_per_token",
-        "_stored_blocks",
+        "_own",
+        "_stamps",
         "_worker_id",
     )
 
@@ -156,63 +105,87 @@ class RecencyWatch:
         self._index = index
         self._clock = clock
         self._worker_id = worker_id
+        self._stamps = _Ages(STAMP_AGE_STARTS, _LEAST_HALF_LIFE_BLOCKS)
+        self._own = _Ages(USE_AGE_STARTS, _LEAST_HALF_LIFE_USES)
         self._last: RecencyCounts | None = None
+        self._last_uses: UseCounts | None = None
         self._next_s = -1.0
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        self._removed: tuple[float, ...] = ()
-        self._fleet_blocks = self._stored_blocks = 0.0
-        self._stamps_per_token = 0.0
-        self._curve = SurvivalCurve(0.0, (), (1.0,))
 
     @property
     def curve(self) -> SurvivalCurve:
-        """The curve, brought up to date if it is more than a second old."""
-        if self._clock.monotonic_s() >= self._next_s:
-            self.refresh()
-        return self._curve
+        """By ages in the fleet's stamps, brought up to date if it is more than a second old."""
+        self._look()
+        return self._stamps.curve
 
-    def surviving_share(self, queued_tokens: int) -> float:
+    @property
+    def own_curve(self) -> SurvivalCurve:
+        """By ages on the worker's own clock, of blocks that requests used; as fresh as `curve`."""
+        self._look()
+        return self._own.curve
+
+    def wants_parts(self, queued_tokens: int) -> bool:
+        """Whether `surviving_share` makes use of how long a hit's parts went without use. Cost: 0.3 us."""
+        return queued_tokens > 0 and self._own.curve.is_known
+
+    def surviving_share(self, queued_tokens: int, parts: Sequence[IdlePart] = ()) -> float:
         """The share of a hit that is looked up now and still there once `queued_tokens` before it are computed.
+
+        Args:
+            queued_tokens: of requests that the worker serves before.
+            parts: the hit's, as the index tells them; without them its blocks count as just used, by the fleet's
+                stamps.
 
         Returns:
             0..1; 1.0 while removals are too few to know, and without a queue.
 
-        Cost: 0.5 to 1 us, and every second, at most once a millisecond for the whole fleet, a refresh.
+        Cost: 1 us, 1 us for each part, and every second, at most once a millisecond for the whole fleet, a refresh.
         """
         if queued_tokens <= 0:
             return 1.0
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_s and now_s >= self._fleet.next_refresh_s:
             self.refresh()
-        return self._curve.survival(queued_tokens * self._stamps_per_token)
+        block_size = self._index.block_size(self._worker_id)
+        if block_size is None:
+            return 1.0
+        stored_blocks = queued_tokens / block_size
+        if not parts or not self._own.curve.is_known:
+            return self._stamps.surviving(0, stored_blocks)
+        staying = sum(part.blocks * self._own.surviving(part.age, stored_blocks) for part in parts)
+        return staying / sum(part.blocks for part in parts)
+
+    def _look(self) -> None:
+        if self._clock.monotonic_s() >= self._next_s:
+            self.refresh()
 
     def refresh(self) -> None:
-        """Read the worker's counts and learn from what is new in them. Cost: about 60 us."""
+        """Read the worker's counts and learn from what is new in them. Cost: about 150 us."""
         now_s = self._clock.monotonic_s()
         self._next_s = now_s + _REFRESH_S
         self._fleet.next_refresh_s = now_s + _REFRESH_SPACING_S
         counts = self._index.recency(self._worker_id).counts(_SAMPLE)
-        last, self._last = self._last, counts
-        fresh = counts.removal_ages
-        if last is not None:
-            fresh = tuple(new - old for new, old in zip(fresh, last.removal_ages, strict=True))
-            if min(fresh) < 0:  # its counts began anew, and so did its cache
-                self._start_anew()
-                fresh, last = counts.removal_ages, None
-        half_life = max(_LEAST_HALF_LIFE_BLOCKS, counts.resident_blocks)
-        fade: float = 0.5 ** (sum(fresh) / half_life)
-        before = self._removed or (0.0,) * len(fresh)
-        self._removed = tuple(fade * old + new for old, new in zip(before, fresh, strict=True))
-        if last is not None:
-            self._fleet_blocks = fade * self._fleet_blocks + counts.fleet_blocks - last.fleet_blocks
-            self._stored_blocks = fade * self._stored_blocks + counts.stored_blocks - last.stored_blocks
-        self._stamps_per_token = self._pace(self._index.block_size(self._worker_id))
-        self._curve = SurvivalCurve.learn(self._removed, counts.resident_ages, counts.resident_blocks)
+        uses = self._index.uses.counts(self._worker_id, _SAMPLE)
+        last, last_uses = self._last, self._last_uses
+        self._last, self._last_uses = counts, uses
+        if last is not None and any(new < old for new, old in zip(counts.removal_ages, last.removal_ages, strict=True)):
+            last = last_uses = None  # its counts began anew, and so did its cache
+            self._stamps.start_anew()
+            self._own.start_anew()
+        self._learn_stamps(counts, last)
+        self._learn_uses(uses, last_uses)
 
-    def _pace(self, block_size: int | None) -> float:
-        """Stamps that pass in the fleet while this worker computes one token; 0 while that is not known."""
-        if not block_size or self._stored_blocks < _MIN_REMOVALS:
-            return 0.0
-        return self._fleet_blocks / self._stored_blocks / BLOCKS_PER_STAMP / block_size
+    def _learn_stamps(self, counts: RecencyCounts, last: RecencyCounts | None) -> None:
+        before = last.removal_ages if last else (0,) * len(counts.removal_ages)
+        fresh = {
+            i: new - old for i, (new, old) in enumerate(zip(counts.removal_ages, before, strict=True)) if new > old
+        }
+        stamps = (counts.fleet_blocks - last.fleet_blocks) / BLOCKS_PER_STAMP if last else 0.0
+        stored = counts.stored_blocks - last.stored_blocks if last else 0
+        self._stamps.learn(fresh, stamps, stored, counts.resident_ages, counts.resident_blocks)
+
+    def _learn_uses(self, uses: UseCounts, last: UseCounts | None) -> None:
+        before = last.removals if last else {}
+        fresh = {age_bin: max(0, count - before.get(age_bin, 0)) for age_bin, count in uses.removals.items()}
+        passed = uses.clock - last.clock if last else 0
+        stored = uses.stored_blocks - last.stored_blocks if last else 0
+        self._own.learn(fresh, passed, stored, uses.resident_ages, uses.timed_blocks)

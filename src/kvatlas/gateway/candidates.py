@@ -1,35 +1,64 @@
 """A worker as routing sees it for one prompt: what it holds, what of that counts, what it promises."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvatlas.fleet import Trust, Worker
-from kvatlas.index import WorkerMatch
+from kvatlas.index import IdlePart, PrefixIndex, WorkerMatch
+from kvatlas.rendering import RenderedPrompt
 from kvatlas.routing import Candidate
 
-__all__ = ["Promises", "UncachedTokens", "candidate_of", "candidates_of", "promises_of", "uncached_tokens_of"]
+__all__ = ["HitUse", "Promises", "UncachedTokens", "candidate_of", "candidates_of", "promises_of", "uncached_tokens_of"]
 
 _SYNCED = Trust.SYNCED
 _TRUST_NAMES = {level: level.value for level in Trust}
 _CREDITED = frozenset(level for level in Trust if level.is_credited)
 
 
+@dataclass(frozen=True, slots=True)
+class HitUse:
+    """Where to ask how long the blocks of one prompt went without use."""
+
+    index: PrefixIndex
+    prompt: RenderedPrompt
+
+    def idle_parts(
+        self, workers: Sequence[Worker], found: Mapping[str, WorkerMatch], queued: Sequence[int]
+    ) -> dict[str, tuple[IdlePart, ...]]:
+        """Parts of the hits that have to wait behind a queue, by worker id. Cost: 0.3 us per worker without any."""
+        waiting = {}
+        for worker, queued_tokens in zip(workers, queued, strict=True):
+            match = found.get(worker.worker_id)
+            recency = worker.recency
+            if recency is not None and match is not None and match.hit_blocks and recency.wants_parts(queued_tokens):
+                waiting[worker.worker_id] = match.hit_blocks
+        prompt = self.prompt
+        return self.index.uses.idle_parts(prompt.token_ids, waiting, extras=prompt.extras) if waiting else {}
+
+
 def candidates_of(
-    workers: Iterable[Worker], found: Mapping[str, WorkerMatch], *, promised: Mapping[str, int] | None = None
+    workers: Sequence[Worker],
+    found: Mapping[str, WorkerMatch],
+    *,
+    promised: Mapping[str, int] | None = None,
+    use: HitUse | None = None,
 ) -> list[Candidate]:
     """The workers' standings now, for a prompt of which so much was found on each; in their order.
 
     Args:
         found: worker id -> match; a worker without one holds nothing.
         promised: worker id -> cached tokens it will report; None: as `promises_of` says.
+        use: tells how long hits went without use; None where nobody can.
 
     Cost: about 1.3 us per worker.
     """
     candidates = []
-    for worker in workers:
+    queued = [worker.load.queued_prefill_tokens for worker in workers]
+    parts = use.idle_parts(workers, found, queued) if use is not None and any(queued) else {}
+    for worker, queued_tokens in zip(workers, queued, strict=True):
         worker_id = worker.worker_id
         load = worker.load
         level = worker.trust.level
-        queued_tokens = load.queued_prefill_tokens
         match = found.get(worker_id)
         promise = None
         claimed = 0
@@ -42,7 +71,8 @@ def candidates_of(
             if level is not _SYNCED or match.doubted_tokens:  # of a synced worker, what is beyond doubt counts in full
                 credit = level.credit(match.hit_tokens, match.doubted_tokens)
             if queued_tokens and credit and worker.recency is not None:
-                credit *= worker.recency.surviving_share(queued_tokens)  # what is ahead may push part of the hit out
+                # What is ahead may push part of the hit out.
+                credit *= worker.recency.surviving_share(queued_tokens, parts.get(worker_id, ()))
             confidence = credit / claimed
         else:
             confidence = 1.0 if level in _CREDITED else 0.0

@@ -16,7 +16,7 @@ import msgspec
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway.candidates import Promises, candidates_of, uncached_tokens_of
+from kvatlas.gateway.candidates import HitUse, Promises, candidates_of, uncached_tokens_of
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
@@ -240,7 +240,9 @@ class FleetPlanner:
         else:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
         found = matches[0] if len(matches) == 1 else _together(matches)
-        candidates = candidates_of(workers, found, promised=_promises(parsed, rendered.prompts, workers))
+        promised = _promises(parsed, rendered.prompts, workers)
+        use = HitUse(self._index, prompts[0]) if len(matches) == 1 else None
+        candidates = candidates_of(workers, found, promised=promised, use=use)
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         decision = self._picker.decide(asked, candidates, without_index=rendered.without_index)
         alone = len(matches) == 1 and parsed.unpredictable is None

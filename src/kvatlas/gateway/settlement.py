@@ -18,6 +18,9 @@ from kvatlas.rendering import RenderedPrompt
 __all__ = ["Books", "Settlement"]
 
 _log = logging.getLogger(__name__)
+_ENDED = frozenset(("ok", "client_abort", "timeout"))
+"""Outcomes of requests that an engine worked on."""
+_REFUSED = 400
 
 
 class Books(msgspec.Struct):
@@ -76,12 +79,15 @@ class Settlement:
         if books.stream and target.worker_id in books.tickets:
             ledger, ticket = books.tickets[target.worker_id]
             ledger.first_token(ticket)
+            self._note_use(books, target.worker_id)
 
     def finished(self, books: Books, target: Target, outcome: Outcome) -> None:
         """Release the worker, and learn from what it reported."""
         if target.worker_id in books.tickets:
             ledger, ticket = books.tickets[target.worker_id]
             ledger.finish(ticket)
+            if outcome.kind in _ENDED and outcome.status < _REFUSED:
+                self._note_use(books, target.worker_id)
         worker = self._fleet.get(target.worker_id)
         if worker is None or outcome.kind != "ok" or not 200 <= outcome.status < 300 or books.rendered_tokens is None:
             return
@@ -96,6 +102,19 @@ class Settlement:
             self._compare(books, worker, predicted, outcome.cached_tokens, parity=parity)
         if parity:
             self._heal(books, worker, outcome.cached_tokens)
+
+    def _note_use(self, books: Books, worker_id: str) -> None:
+        """The prompt's blocks are of use on that worker now, from its first token on; they are free when it ends."""
+        sent = books.sent.get(worker_id)
+        if books.prompt is None or sent is None or self._fleet.get(worker_id) is None:
+            return
+        match = books.matches.get(worker_id)
+        self._index.uses.touch(
+            worker_id,
+            books.prompt.token_ids,
+            fresh_blocks=0 if match is None else match.hit_blocks,
+            extras=books.prompt.extras,
+        )
 
     def _compare(self, books: Books, worker: Worker, predicted: int, reported: int, *, parity: bool) -> None:
         cause = None if predicted == reported else self._cause(books, worker, predicted - reported, parity=parity)

@@ -80,7 +80,7 @@ class PromptMatcher:
         extras: LoRA, images, salt: part of what a block's content is.
     """
 
-    __slots__ = ("_core", "_extras", "_hasher", "_keys", "_limit", "_planes", "_root_key", "_size", "_token_ids")
+    __slots__ = ("_core", "_extras", "_hasher", "_keys", "_limit", "_planes", "_root_key", "_token_ids", "block_size")
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class PromptMatcher:
         self._hasher = hasher
         self._token_ids = token_ids
         self._extras = extras
-        self._size = block_size
+        self.block_size = block_size
         self._root_key = root_key
         self._limit = max_hit_blocks(len(token_ids), block_size)
         self._keys: array[int] | None = None
 
     def match(self, columns: Mapping[str, WorkerColumn]) -> dict[str, WorkerMatch]:
         """Each worker's match; 0 tokens is an answer too."""
-        size = self._size
+        size = self.block_size
         bits = 0
         for column in columns.values():
             if column.groups.only_full:
@@ -132,7 +132,7 @@ class PromptMatcher:
             having = {worker_id: column for worker_id, column in columns.items() if medium in column.other_media}
             in_medium = {} if plane is None else self._find(plane, _bits_of(having.values()))
             for worker_id in having:
-                found[worker_id].other_tiers[medium] = in_medium.get(worker_id, 0) * self._size
+                found[worker_id].other_tiers[medium] = in_medium.get(worker_id, 0) * self.block_size
 
     def _add_doubted(self, columns: Mapping[str, WorkerColumn], found: Mapping[str, WorkerMatch]) -> None:
         simple = {worker_id: column for worker_id, column in columns.items() if column.groups.only_full}
@@ -140,20 +140,20 @@ class PromptMatcher:
         for worker_id, column in columns.items():
             match = found[worker_id]
             held = blocks.get(worker_id, 0) if worker_id in simple else self._joint_hit(column, _DOUBTED)
-            match.doubted_tokens = held * self._size - match.hit_tokens
+            match.doubted_tokens = held * self.block_size - match.hit_tokens
 
     def _find(self, plane: int, bits: int, *, doubted: bool = False) -> dict[str, int]:
         """Leading blocks held by the workers of these bits."""
         asked = _words_of(bits)
         if self._extras.is_empty:
             return self._core.find_tokens(
-                plane, self._token_ids, self._size, self._root_key, self._limit, asked, doubted=doubted
+                plane, self._token_ids, self.block_size, self._root_key, self._limit, asked, doubted=doubted
             )
         return self._find_with_extras(plane, asked, doubted=doubted)
 
     def _find_with_extras(self, plane: int, asked: bytes, *, doubted: bool) -> dict[str, int]:
         """Hashed in growing steps, no further than needed: extra keys cost more than tokens."""
-        source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
+        source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self.block_size, extras=self._extras)
         keys = array("Q")
         while True:
             step = min(max(len(keys), _FIRST_BLOCKS), self._limit - len(keys))
@@ -164,8 +164,11 @@ class PromptMatcher:
 
     def all_keys(self) -> "array[int]":
         """Keys of all blocks that an engine may reuse."""
-        if self._keys is None:
-            source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self._size, extras=self._extras)
+        if self._keys is None and self._extras.is_empty:
+            self._keys = self._hasher.block_keys(self._root_key, self._token_ids, self.block_size, ())
+            del self._keys[self._limit :]
+        elif self._keys is None:
+            source = self._hasher.iter_chain_from(self._root_key, self._token_ids, self.block_size, extras=self._extras)
             self._keys = array("Q", islice(source, self._limit))
         return self._keys
 
@@ -174,10 +177,10 @@ class PromptMatcher:
         rows = {profile.group_id: self._held(column, profile.group_id, least) for profile in profiles}
         full = self._limit
         for profile in profiles:
-            if profile.is_full and profile.block_size in {None, self._size}:
+            if profile.is_full and profile.block_size in {None, self.block_size}:
                 hole = rows[profile.group_id].find(0)
                 full = min(full, self._limit if hole < 0 else hole)
-        return joint_hit_blocks(profiles, full, lambda group, block: rows[group][block] != 0, self._size)
+        return joint_hit_blocks(profiles, full, lambda group, block: rows[group][block] != 0, self.block_size)
 
     def _held(self, column: WorkerColumn, group_id: int, least: int) -> bytes:
         """One byte for each block: not 0 when it is held with at least this certainty."""

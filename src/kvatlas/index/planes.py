@@ -1,5 +1,6 @@
 """Planes of residency: one KV cache group in one medium each, named by (medium, group), numbered for the core."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvatlas.errors import IndexStateError
@@ -44,6 +45,19 @@ class Planes:
                 return None
             self._numbers[plane] = number
         return number
+
+    def numbers(self, planes: Sequence[Plane]) -> list[int]:
+        """The numbers here of a dump's planes.
+
+        Raises:
+            IndexStateError: two of them are one, the first is not the device's, or there is no room for them.
+        """
+        if not planes or planes[0] != (DEFAULT_MEDIUM, 0) or len(set(planes)) != len(planes):
+            raise IndexStateError(f"planes of a dump are distinct and the first is the device's; got {planes[:4]}")
+        numbers = [number for number in map(self.number, planes) if number is not None]
+        if len(numbers) != len(planes):
+            raise IndexStateError(f"the index has no room for the {len(planes)} planes of the dump")
+        return numbers
 
     def known(self, plane: Plane) -> int | None:
         """The number of a plane that some event named; None when none did."""

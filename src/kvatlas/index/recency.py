@@ -9,7 +9,7 @@ from kvatlas._native.arguments import TICKS_PER_STAMP
 __all__ = ["BLOCKS_PER_STAMP", "RecencyBooks", "RecencyCounts"]
 
 BLOCKS_PER_STAMP = TICKS_PER_STAMP
-"""Ages are in stamps: so many blocks, stored by any worker or found for anybody, make every block one stamp older."""
+"""Ages are in stamps: so many blocks, stored or used by any worker or found for anybody, make every block one older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class RecencyCounts:
     """One worker's counts, for its first group on the device.
 
     Attributes:
-        fleet_blocks: blocks stored by all workers and found by all look-ups so far: the clock that ages run on.
+        fleet_blocks: blocks stored and used by all workers and found by all look-ups so far: the clock ages run on.
         stored_blocks: blocks this worker stored so far.
         resident_blocks: blocks it has books on now.
         removal_ages: int[32], blocks it removed in this life by age in stamps: bin 0 for 0, bin i for 2^(i-1) to

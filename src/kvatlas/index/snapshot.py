@@ -34,7 +34,8 @@ __all__ = [
     "write_snapshot",
 ]
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
+"""1: without ages and times of use."""
 _MAGIC = b"KVATLAS\x1a"
 _START = struct.Struct("<8sI")
 _SECTION = struct.Struct("<IIQQ")
@@ -106,7 +107,7 @@ class Snapshot:
 def write_snapshot(head: SnapshotHead, workers: Iterable[WorkerSnapshot]) -> Iterator[bytes]:
     """Yield a snapshot's bytes, those of one worker at a time: whoever writes them lets others run in between.
 
-    Cost: a checksum over the bytes, 17 a block.
+    Cost: a checksum over the bytes, 18 a block.
     """
     number = 0
     yield _START.pack(_MAGIC, SNAPSHOT_VERSION) + _section(_HEAD, number, msgspec.msgpack.encode(head))
@@ -125,7 +126,7 @@ def read_snapshot(data: bytes, source: str) -> Snapshot:
         source: where it came from, for errors.
 
     Raises:
-        IndexStateError: it is none, is of a newer version, or was truncated or damaged; the message says which.
+        IndexStateError: it is none, is of another version, or was truncated or damaged; the message says which.
 
     Cost: O(bytes).
     """

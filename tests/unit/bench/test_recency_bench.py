@@ -22,8 +22,8 @@ def test_the_area() -> None:
     """A guess that ranks all pairs rightly has 1, one that ranks them wrongly 0, ties half; nothing seen is chance."""
     score = RemovalScore()
     assert score.area("stamp") == 0.5
-    score.compare([(9, 1, 5, 2)], [(3, 2, 5, 1), (4, 3, 5, 3)])
-    assert [score.area(guess) for guess in GUESSES] == [1.0, 0.0, 0.5, 0.5]
+    score.compare([(9, 9, 1, 5, 2)], [(3, 3, 2, 5, 1), (9, 4, 3, 5, 3)])
+    assert [score.area(guess) for guess in GUESSES] == [0.75, 1.0, 0.0, 0.5, 0.5]
     assert (score.pairs, score.removed) == (2, 1)
 
 
@@ -54,16 +54,18 @@ def test_an_engine_that_gives_up_the_oldest_is_foreseen() -> None:
     assert score.removed > 1000
     assert score.area("stamp") > 0.97
     assert score.area("own use") > 0.99
+    assert score.area("requests") == score.area("stamp")  # nobody told of requests
     assert score.area("birth") < score.area("stamp")
     assert score.area("random") == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_small_fleet() -> None:
-    """The same seed gives the same result; removals happen, and stamps tell more than chance."""
+    """The same seed gives the same result; removals happen, and requests tell more than stamps, those than chance."""
     first, second = (simulate_fleet(SMALL, policy="cost", seed=3) for _ in range(2))
     assert first == second
     assert first.score.removed > 200
     assert first.score.area("stamp") > 0.6
+    assert first.score.area("requests") > first.score.area("stamp")
     assert first.score.area("random") == pytest.approx(0.5, abs=0.03)
 
 

@@ -168,3 +168,62 @@ def test_old_removals_fade() -> None:
     assert early is not None
     assert late is not None
     assert late < early / 4
+
+
+class Serving(Evicting):
+    """Such a worker, whose blocks this router's requests use: prompts of 8 blocks of their own."""
+
+    def serve(self, count: int) -> None:
+        """Requests come and end one by one; the blocks of the oldest go, each prompt's end first."""
+        for _ in range(count):
+            hashes = list(range(self.next_hash, self.next_hash + 8))
+            self.next_hash += 8
+            if len(self.held) == self.capacity:
+                gone, self.held = self.held[:8], self.held[8:]
+                self.index.apply("w", BlockRemoved(gone[::-1], medium="GPU"))
+            tokens = self.prompt(hashes[0])
+            self.index.apply("w", BlockStored(hashes, None, tokens[:-1], BLOCK, medium="GPU"))
+            self.index.uses.touch("w", tokens)
+            self.held += hashes
+
+    def prompt(self, first: int) -> list[int]:
+        """The prompt whose first block has that hash."""
+        return [first + i for i in range(8 * BLOCK)] + [0]
+
+    def share(self, first: int, queued_blocks: int) -> float:
+        """The surviving share of the hit of an earlier prompt."""
+        parts = self.index.uses.idle_parts(self.prompt(first), {"w": 8})["w"]
+        return self.watch.surviving_share(queued_blocks * BLOCK, parts)
+
+
+def test_the_age_of_a_hit_counts() -> None:
+    """A pool of 1,600 blocks: behind a queue of 400 the hit that is next to go is lost, and one just used is whole."""
+    engine = Serving(1_600)
+    for _ in range(8):
+        engine.serve(100)
+        engine.wait()
+        engine.watch.surviving_share(1)
+    assert engine.watch.own_curve.is_known
+    assert engine.watch.wants_parts(1)
+    assert not engine.watch.wants_parts(0)
+    oldest, newest, middle = engine.held[0], engine.held[-8], engine.held[800]
+    assert engine.share(newest, 400) == 1.0
+    assert engine.share(middle, 400) == 1.0
+    assert engine.share(oldest, 400) == pytest.approx(0.0, abs=0.05)
+    assert engine.share(middle, 1_200) == pytest.approx(0.0, abs=0.05)
+    assert engine.share(oldest, 0) == 1.0
+    assert engine.watch.surviving_share(400 * BLOCK) == 1.0  # without parts it counts as just used
+
+
+def test_curves_survive_a_restart() -> None:
+    """A warm start knows the curves at once, from the removals a snapshot tells."""
+    engine = Serving(1_600)
+    engine.serve(1_000)
+    index = PrefixIndex(BlockKeyHasher(1))
+    index.add_worker("w")
+    before = engine.index
+    index.restore("w", before.dump_state("w"), before.dump_blocks("w"), before.planes)
+    watch = FleetRecency(index, engine.clock).watch("w")
+    assert watch.curve.removed == engine.watch.curve.removed
+    assert watch.own_curve.removals == engine.watch.own_curve.removals > 1_000
+    assert watch.own_curve.half_life == pytest.approx(engine.watch.own_curve.half_life, rel=0.01)

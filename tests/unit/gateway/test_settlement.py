@@ -235,3 +235,32 @@ def test_uncached_tokens_are_reckoned_for_the_worker_asked_about() -> None:
 
     uncached = uncached_tokens_of(100, [candidate("a", 64, 1.0), candidate("b", 64, 0.5), candidate("c", 100, 1.0)])
     assert [uncached.get(name, 7) for name in "abcd"] == [36, 68, 1, 7]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "uses"),
+    [
+        (Outcome("ok", 200, 0.1, cached_tokens=16, prompt_tokens=33), 2),
+        (Outcome("client_abort", 200, 0.1), 2),
+        (Outcome("ok", 400, 0.1), 1),
+        (Outcome("rejected", 0, 0.1), 1),
+    ],
+)
+def test_a_prompt_is_of_use_at_its_first_token_and_at_its_end(outcome: Outcome, uses: int) -> None:
+    """Both move the worker's clock by the prompt's 8 blocks; a request that was refused or never came has no end there."""
+    setup = Setup()
+    setup.store(0, 8)
+    request, plan = setup.send(stream=True)
+    setup.planner.first_byte(request, plan, plan.targets[0])
+    setup.planner.finished(request, plan, plan.targets[0], outcome)
+    assert setup.index.uses.counts("w:1", 0).clock == 8 + uses * 8
+
+
+def test_answers_that_come_whole_are_one_use() -> None:
+    """The first byte of an answer that is no stream is its end."""
+    setup = Setup()
+    setup.store(0, 8)
+    request, plan = setup.send()
+    setup.planner.first_byte(request, plan, plan.targets[0])
+    setup.planner.finished(request, plan, plan.targets[0], Outcome("ok", 200, 0.1, cached_tokens=32))
+    assert setup.index.uses.counts("w:1", 0).clock == 16

@@ -9,6 +9,7 @@ from kvatlas.index import (
     SNAPSHOT_VERSION,
     ColumnState,
     CopyMode,
+    IdlePart,
     PrefixIndex,
     SnapshotHead,
     WorkerSnapshot,
@@ -110,9 +111,30 @@ class TestRoundTrip:
         assert index.planes == (("GPU", 0), ("DISK", 0), ("CPU", 0))
         assert index.match([*TOKENS, 99])["a"] == before.match([*TOKENS, 99])["a"]
 
-    def test_blocks_take_17_bytes(self) -> None:
-        """Each block on the device costs 17 bytes, and a column 72 once."""
-        assert len(filled_index().dump_blocks("b")) == 72 + 4 * 17
+    def test_blocks_take_18_bytes(self) -> None:
+        """Each block on the device costs 18 bytes, and a column 1,168 once: 80 of counts, 1,088 of ages at removal."""
+        assert len(filled_index().dump_blocks("b")) == 80 + 4 * (32 + 240) + 4 * 18
+
+    def test_ages_come_along(self) -> None:
+        """What was longest without use goes first after a restart, too, and removals and uses are as they were."""
+        before = PrefixIndex(BlockKeyHasher(9))
+        before.add_worker("a")
+        old, young = list(range(400)), list(range(1000, 1400))
+        for first, tokens in ((1, old), (1001, young)):
+            before.apply("a", BlockStored(list(range(first, first + 100)), None, tokens, 4, medium="GPU"))
+            before.apply("a", BlockStored([5000] * 6400, None, [7, 7, 7, 7] * 6400, 4, medium="GPU"))
+        before.uses.touch("a", [*young, 0], fresh_blocks=20)
+        before.apply("a", BlockRemoved([100, 1100], medium="GPU"))
+        index = PrefixIndex(BlockKeyHasher(9))
+        index.add_worker("a")
+        index.restore("a", before.dump_state("a"), before.dump_blocks("a"), before.planes)
+        assert index.recency("a").ages([1, 1001]) == [192, 1]  # 203 before; told to an eighth of a power of two
+        assert before.recency("a").ages([1, 1001]) == [203, 1]
+        assert index.recency("a").counts(0).removal_ages == before.recency("a").counts(0).removal_ages
+        assert sum(index.recency("a").counts(0).removal_ages) == 2
+        assert index.uses.counts("a", 9).removals == before.uses.counts("a", 9).removals == {36: 1}  # of 99
+        assert index.uses.idle_parts([*young, 0], {"a": 99}) == before.uses.idle_parts([*young, 0], {"a": 99})
+        assert index.uses.idle_parts([*young, 0], {"a": 99})["a"] == (IdlePart(20, 0), IdlePart(79, 20))
 
 
 class TestRefusals:
@@ -126,7 +148,14 @@ class TestRefusals:
         """A version this release does not know is named, with what to do."""
         data = bytearray(b"".join(parts(filled_index())))
         data[8] = SNAPSHOT_VERSION + 1
-        with pytest.raises(IndexStateError, match=r"version 2, and this release reads version 1: use the release"):
+        with pytest.raises(IndexStateError, match=r"version 3, and this release reads version 2: use the release"):
+            read_snapshot(bytes(data), "it")
+
+    def test_older_version(self) -> None:
+        """The form without ages, which no release wrote, is refused as well."""
+        data = bytearray(b"".join(parts(filled_index())))
+        data[8] = 1
+        with pytest.raises(IndexStateError, match=r"version 1, and this release reads version 2: .* remove it"):
             read_snapshot(bytes(data), "it")
 
     def test_missing_end(self) -> None:

@@ -32,8 +32,10 @@ void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t ke
 
 /* Without memory for the set of those who stay, the block is given up for them, too, and counted: a claim too few, and
    they are told. */
-void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key)
+void kva_take_claim(kva_index *index, kva_column *column, kva_flat *flat, uint64_t key)
 {
+    if (flat == index->planes[0])
+        kva_uses_drop(&column->uses, kva_print(key));
     if (kva_flat_discard(flat, key, column->worker))
         return;
     kva_slot *slot = kva_flat_slot(flat, key);
@@ -355,10 +357,12 @@ static void forget_table(kva_index *index, kva_column *column, kva_handles *tabl
 
 void kva_column_forget_all(kva_index *index, kva_column *column)
 {
+    kva_uses_free(&column->uses, &index->budget);
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         forget_table(index, column, &column->tables[i]);
     kva_drop_reported(index, column);
     memset(column->removal_ages, 0, sizeof column->removal_ages);
+    memset(column->use_ages, 0, sizeof column->use_ages);
     column->counts.resident = 0;
     column->counts.unkeyed = 0;
     column->counts.doubted = 0;

@@ -7,14 +7,15 @@ static int has(kva_index *index, kva_flat *flat, uint64_t key, uint32_t worker)
     return slot && kva_set_has(&index->sets, slot->set, worker);
 }
 
-/* A claim goes into the shadow of its plane. Without memory for it there it goes altogether. */
+/* A claim goes into the shadow of its plane, as old as it is. Without memory for it there it goes altogether. */
 static void cast_shadow(kva_index *index, kva_column *column, uint32_t plane, uint64_t key)
 {
     if (!has(index, index->planes[plane], key, column->worker))
         return;
+    uint32_t stamp = kva_flat_slot(index->planes[plane], key)->stamp;
     kva_take_claim(index, column, index->planes[plane], key);
     kva_flat *shadow = kva_index_shadow(index, plane);
-    if (!shadow || !kva_flat_add(shadow, key, column->worker, kva_index_stamp(index)))
+    if (!shadow || !kva_flat_add(shadow, key, column->worker, stamp))
         column->counts.refused++;
 }
 

@@ -72,7 +72,8 @@ int kva_flat_add(kva_flat *flat, uint64_t key, uint32_t worker, uint32_t stamp)
             return 0;
         if (set != slot->set)
             name_set(flat, slot, set);
-        slot->stamp = stamp;
+        if ((int32_t)(stamp - slot->stamp) > 0)
+            slot->stamp = stamp;
         return 1;
     }
     if (segment->count >= limit_of(segment->capacity)) {

@@ -61,7 +61,7 @@ static inline kva_slot *kva_flat_slot(kva_flat *flat, uint64_t key)
     }
 }
 
-/* A worker holds a block; repeating it renews the stamp. 0 when there is no memory: then nothing changed. */
+/* A worker holds a block; repeating it renews the stamp, and an earlier one changes none. 0 when there is no memory: then nothing changed. */
 int kva_flat_add(kva_flat *flat, uint64_t key, uint32_t worker, uint32_t stamp);
 
 /* A worker no longer holds a block; it need not have. 0 when there is no memory for the smaller set: then nothing

@@ -22,6 +22,7 @@ static void free_column(kva_index *index, kva_column *column)
     for (uint32_t i = 0; i < KVA_TABLES; i++)
         kva_handles_free(&column->tables[i]);
     kva_handles_free(&column->reported);
+    kva_uses_free(&column->uses, &index->budget);
     index->columns[column->worker] = NULL;
     kva_give_back(&index->budget, column);
 }

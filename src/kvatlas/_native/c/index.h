@@ -11,6 +11,7 @@
 #include "chain.h"
 #include "column.h"
 #include "flat.h"
+#include "uses.h"
 #include "xxh3.h"
 
 typedef struct {
@@ -48,6 +49,9 @@ typedef struct {
     uint32_t unsure;      /* whether all of `reported` is in doubt */
     kva_counts counts;
     uint32_t removal_ages[KVA_AGE_BINS]; /* removals by age in stamps: bin 0 for 0, bin i for 2^(i-1) to 2^i - 1 */
+    kva_uses uses;                       /* see uses.h; of blocks claimed in plane 0 beyond doubt */
+    uint64_t used;                       /* blocks that requests used: with `counts.stored`, the clock of `uses` */
+    uint32_t use_ages[KVA_USE_BINS];     /* removals of blocks in `uses` by the code of their age on that clock */
 } kva_column;
 
 typedef struct {
@@ -57,7 +61,7 @@ typedef struct {
     kva_flat *shadows[KVA_MAX_PLANES]; /* NULL: nothing was ever in doubt there */
     kva_column *columns[KVA_MAX_WORKERS];
     uint32_t plane_count, worker_words; /* words of a row with a bit for every worker that ever was */
-    uint64_t ticks;                     /* grows with stores and finds; a stamp is some of its upper bits */
+    uint64_t ticks;                     /* grows with stores, finds and uses; a stamp is some of its upper bits */
     kva_xxh3_key key;
 } kva_index;
 
@@ -117,6 +121,13 @@ int kva_column_age(kva_index *index, const kva_column *column, uint64_t handle, 
    books are well filled. */
 size_t kva_column_sample_ages(kva_index *index, const kva_column *column, uint32_t *ages, size_t room);
 
+/* A request used these blocks, its prompt's, on a worker: those that the worker surely holds in plane 0 are of use now,
+   for the fleet and by the worker's own clock. `fresh`: the first that the request computed. Returns how many. */
+size_t kva_column_touch(kva_index *index, kva_column *column, const uint64_t *keys, size_t count, size_t fresh);
+
+/* 1 and how long a block went without use by the worker's own clock; 0 when it has no time. */
+int kva_column_use_age(const kva_column *column, uint64_t key, uint32_t *age);
+
 /* Put all a worker holds in doubt. O(blocks of the worker). */
 void kva_column_doubt(kva_index *index, kva_column *column);
 
@@ -140,9 +151,11 @@ int kva_column_holds(kva_index *index, uint32_t worker, uint32_t plane, uint64_t
 /* A plane's shadow, made when it is first needed; NULL when there is no memory. */
 kva_flat *kva_index_shadow(kva_index *index, uint32_t plane);
 
-/* Used by books.c, doubt.c and recency.c. */
+/* Used by books.c, doubt.c, dump.c, recency.c and relief.c. `kva_stamped_slot`: the slot with an entry's stamp, in the
+   shadow where a block in doubt has none in plane 0; NULL when no prompt can match it. */
+const kva_slot *kva_stamped_slot(kva_index *index, const kva_handles *table, uint32_t place);
 void kva_claim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
-void kva_take_claim(kva_index *index, const kva_column *column, kva_flat *flat, uint64_t key);
+void kva_take_claim(kva_index *index, kva_column *column, kva_flat *flat, uint64_t key);
 void kva_unclaim(kva_index *index, kva_column *column, uint32_t plane, uint64_t key, int in_doubt);
 void kva_note_removal(kva_index *index, kva_column *column, uint64_t key);
 void kva_drop_reported(kva_index *index, kva_column *column);
@@ -197,6 +210,11 @@ void kva_dump(kva_index *index, const kva_column *column, uint8_t *out);
    other. */
 kva_dump_fault kva_load(kva_index *index, kva_column *column, const uint8_t *data, size_t length,
                         const uint32_t *planes, uint32_t plane_count);
+
+static inline uint32_t kva_use_clock(const kva_column *column)
+{
+    return (uint32_t)(column->counts.stored + column->used);
+}
 
 static inline uint32_t kva_index_stamp(const kva_index *index)
 {

@@ -9,10 +9,7 @@ enum { SAMPLE_OF_TABLE = 256 };
    stamps do not while they are below 2^32. */
 static uint32_t recency_of(kva_index *index, const kva_handles *table, uint32_t place)
 {
-    uint8_t mark = table->marks[place];
-    kva_slot *slot = NULL;
-    if (mark & KVA_KEYED && mark & KVA_COPIES)
-        slot = kva_flat_slot(index->planes[0], table->entries[place].key);
+    const kva_slot *slot = kva_stamped_slot(index, table, place);
     return slot ? UINT32_MAX - (kva_index_stamp(index) - slot->stamp) : 0;
 }
 
