@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from kvatlas.bench import run_gateway_bench
+from kvatlas.bench.gateway_parts import run_gateway_parts_bench
 from kvatlas.errors import ConfigError
 
 pytestmark = pytest.mark.e2e
@@ -44,3 +45,19 @@ def test_what_cannot_be_measured_is_refused_at_once(arguments: dict[str, object]
     """A clear error before any process is started."""
     with pytest.raises(ConfigError, match=says):
         run_gateway_bench(**arguments)
+
+
+def test_conversations_are_routed_as_promised():
+    """Turns with new text go through the planner of a real fleet; no request fails."""
+    planner = "kvatlas.bench.routed_planner:routed_planner"
+    (row,) = run_gateway_bench(0.2, json=False, sse=False, turns=2, against=(), planner=planner, rounds=1).rows
+    assert "conversations of 2 turns" in row.work
+    assert row.ours > 0
+
+
+def test_parts_cost_something_and_promises_are_kept():
+    """Every part has a figure, and the whole costs more than any part of it."""
+    rows = run_gateway_parts_bench(turns=20).rows
+    costs = {row.work: row.ours for row in rows}
+    assert min(costs.values()) > 0
+    assert costs["part: all of a plan"] > costs["part: judge 8 workers"]

@@ -17,9 +17,9 @@ from kvatlas.bench.report import BenchReport, BenchRow, machine_name
 from kvatlas.bench.routed_planner import RoutedParts, routed_parts
 from kvatlas.errors import ConfigError
 from kvatlas.gateway import GatewayRequest, Outcome, Plan, Target
-from kvatlas.gateway.candidates import candidate_of, promises_of
+from kvatlas.gateway.candidates import candidates_of
 from kvatlas.rendering import ParsedRequest, parse_request
-from kvatlas.routing import Candidate, RoutingRequest
+from kvatlas.routing import RoutingRequest
 
 __all__ = ["run_gateway_parts_bench"]
 
@@ -73,11 +73,7 @@ def _parts(routed: RoutedParts) -> list[_Part]:
     match = index.match(prompt.token_ids, worker_ids=ids)
     asked = RoutingRequest("r", PROMPT_TOKENS, parsed.max_tokens)
 
-    def judge() -> list[Candidate]:
-        promised = promises_of(workers, match)
-        return [candidate_of(w, match[w.worker_id].hit_tokens, 0, promised.get(w.worker_id)) for w in workers]
-
-    candidates = judge()
+    candidates = candidates_of(workers, match)
 
     def plan() -> Plan:
         made = planner.plan(request)
@@ -95,7 +91,7 @@ def _parts(routed: RoutedParts) -> list[_Part]:
         ("read the body", lambda: parse_request(_PATH, body)),
         ("chat template, and tokens of turns seen before", lambda: renderer.render_now(parsed)),
         ("hash 53 blocks, look them up for 8 workers", lambda: index.match(prompt.token_ids, worker_ids=ids)),
-        ("judge 8 workers", judge),
+        ("judge 8 workers", lambda: candidates_of(workers, match)),
         ("score them, pick, keep the decision", lambda: routed.picker.decide(asked, candidates)),
         ("all of a plan", plan),
         ("plan, dispatch, audit, settle", whole),

@@ -16,12 +16,12 @@ import msgspec
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway.candidates import candidate_of, idle_parts_of, promises_of, uncached_tokens_of
+from kvatlas.gateway.candidates import HitUse, Promises, candidates_of, uncached_tokens_of
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
 from kvatlas.hashing import Lora
-from kvatlas.index import IdlePart, PrefixIndex, WorkerMatch
+from kvatlas.index import PrefixIndex, WorkerMatch
 from kvatlas.rendering import (
     EngineRenderer,
     LocalRenderer,
@@ -33,7 +33,7 @@ from kvatlas.rendering import (
     with_report_mode,
     without_report_mode,
 )
-from kvatlas.routing import Candidate, Decision, DecisionLog, DecisionRecord, Picker, RoutingRequest
+from kvatlas.routing import Decision, DecisionLog, DecisionRecord, Picker, RoutingRequest
 
 __all__ = ["ANY_MODEL", "FleetPlan", "FleetPlanner"]
 
@@ -239,15 +239,17 @@ class FleetPlanner:
                 prompt_tokens += len(prompt.token_ids)
         else:
             prompt_tokens = min(parsed.body_bytes // _UNRENDERED_BYTES_PER_TOKEN, _MAX_GUESSED_TOKENS)
-        promised = _promises(parsed, rendered.prompts, workers, matches)
-        idle = idle_parts_of(self._index, prompts[0], workers, matches[0]) if len(matches) == 1 else {}
-        candidates = _standings(workers, matches, promised, idle)
+        found = matches[0] if len(matches) == 1 else _together(matches)
+        promised = _promises(parsed, rendered.prompts, workers)
+        use = HitUse(self._index, prompts[0]) if len(matches) == 1 else None
+        candidates = candidates_of(workers, found, promised=promised, use=use)
         asked = RoutingRequest(request.request_id, prompt_tokens, parsed.max_tokens)
         decision = self._picker.decide(asked, candidates, without_index=rendered.without_index)
         alone = len(matches) == 1 and parsed.unpredictable is None
+        chosen_first = (decision.candidates[decision.best], *candidates)
         books = Books(
-            uncached_tokens_of(prompt_tokens, candidates),
-            promised,
+            uncached_tokens_of(prompt_tokens, chosen_first),
+            Promises(chosen_first),
             prompt_tokens if len(prompts) == 1 else None,
             parsed.stream,
             prompts[0] if alone else None,
@@ -341,41 +343,27 @@ def _books_of(plan: Plan) -> Books | None:
     return plan.books if isinstance(plan, FleetPlan) else None
 
 
-def _standings(
-    workers: list[Worker],
-    matches: list[dict[str, WorkerMatch]],
-    promised: dict[str, int],
-    idle: dict[str, tuple[IdlePart, ...]],
-) -> list[Candidate]:
-    """The candidates, with the tokens that each holds of all prompts, and those that it may hold."""
-    candidates = []
-    for worker in workers:
-        worker_id = worker.worker_id
-        hit_tokens = doubted_tokens = 0
-        for match in matches:
-            if worker_id in match:
-                found = match[worker_id]
-                hit_tokens += found.hit_tokens
-                doubted_tokens += found.doubted_tokens
-        parts = idle.get(worker_id, ())
-        candidates.append(candidate_of(worker, hit_tokens, doubted_tokens, promised.get(worker_id), parts))
-    return candidates
+def _together(matches: list[dict[str, WorkerMatch]]) -> dict[str, WorkerMatch]:
+    """What each worker holds, and may hold, of several prompts."""
+    found: dict[str, WorkerMatch] = {}
+    for match in matches:
+        for worker_id, each in match.items():
+            sums = found.setdefault(worker_id, WorkerMatch(0, 0, each.block_size, exact=False))
+            sums.hit_tokens += each.hit_tokens
+            sums.doubted_tokens += each.doubted_tokens
+    return found
 
 
 def _promises(
-    parsed: ParsedRequest,
-    prompts: tuple[RenderedPrompt, ...],
-    workers: list[Worker],
-    matches: list[dict[str, WorkerMatch]],
-) -> dict[str, int]:
-    """Cached tokens each worker will report, of those whose stream and blocks are wholly known.
+    parsed: ParsedRequest, prompts: tuple[RenderedPrompt, ...], workers: list[Worker]
+) -> dict[str, int] | None:
+    """Cached tokens each worker will report, where matches do not say; None where they do.
 
-    None at all where the engine's count depends on more than the cache as it is now: several prompts or sequences hit
-    each other's blocks, and a prompt beyond what is looked up may hit further.
+    Nobody promises where the engine's count depends on more than the cache as it is now: several prompts or sequences
+    hit each other's blocks, and a prompt beyond what is looked up may hit further.
     """
     if len(prompts) != 1 or parsed.unpredictable is not None or len(prompts[0].token_ids) > _MAX_MATCHED_TOKENS:
         return {}
     if parsed.skips_cache:
         return {worker.worker_id: 0 for worker in workers if worker.trust.level is Trust.SYNCED}
-    (found,) = matches
-    return promises_of(workers, found)
+    return None

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from kvatlas.fleet import Cause, LoadLedger, Ticket, Worker, cause_of
-from kvatlas.gateway.candidates import UncachedTokens
+from kvatlas.gateway.candidates import Promises, UncachedTokens
 from kvatlas.gateway.values import Outcome, Target
 from kvatlas.index import Moment, PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
@@ -38,7 +38,7 @@ class Books(msgspec.Struct):
     """
 
     uncached_tokens: UncachedTokens
-    promised_tokens: dict[str, int]
+    promised_tokens: Promises | dict[str, int]
     rendered_tokens: int | None
     stream: bool
     prompt: RenderedPrompt | None = None
@@ -69,7 +69,7 @@ class Settlement:
         if worker is None:
             return
         tokens = books.uncached_tokens.get(worker_id, 1)
-        ticket = worker.load.dispatch(tokens, measurable=worker_id in books.promised_tokens)
+        ticket = worker.load.dispatch(tokens, measurable=books.promised_tokens.get(worker_id) is not None)
         books.tickets[worker_id] = (worker.load, ticket)
         if books.prompt is not None:
             books.sent[worker_id] = self._index.moment(worker_id)

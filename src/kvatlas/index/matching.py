@@ -10,17 +10,25 @@ from kvatlas.index.column import WorkerColumn
 from kvatlas.index.match import WorkerMatch, joint_hit_blocks, max_hit_blocks
 from kvatlas.index.planes import DEFAULT_MEDIUM, DEVICE_PLANE, Planes
 
-__all__ = ["PromptMatcher", "match_columns", "worker_bits"]
+__all__ = ["PromptMatcher", "asked_bits", "match_columns", "named"]
 
+_EVERYBODY = b"\xff" * 512
 _FIRST_BLOCKS = 32
 _DOUBTED, _SURE = 1, 2
 """What the core says of a claim."""
 _SURE_ONLY = bytes((0, 0, 1)) + bytes(253)
 
 
-def worker_bits(columns: Mapping[str, WorkerColumn]) -> bytes:
-    """One bit for each worker, lowest first, in whole 8-byte words."""
-    return _words_of(_bits_of(columns.values()))
+def named(columns: Mapping[str, WorkerColumn], worker_ids: Iterable[str] | None) -> Mapping[str, WorkerColumn]:
+    """The columns of these workers, as far as they exist; None: of all."""
+    if worker_ids is None:
+        return columns
+    return {worker_id: columns[worker_id] for worker_id in worker_ids if worker_id in columns}
+
+
+def asked_bits(columns: Mapping[str, WorkerColumn], worker_ids: Iterable[str] | None) -> bytes:
+    """One bit for each of these workers, lowest first, in whole 8-byte words; None: one for everybody."""
+    return _EVERYBODY if worker_ids is None else _words_of(_bits_of(named(columns, worker_ids).values()))
 
 
 def _bits_of(columns: Iterable[WorkerColumn]) -> int:

@@ -21,7 +21,7 @@ from kvatlas.index.column import WorkerColumn
 from kvatlas.index.column_state import ColumnState, ColumnStats, CopyMode
 from kvatlas.index.doubts import Healed, Moment
 from kvatlas.index.match import WorkerMatch
-from kvatlas.index.matching import match_columns, worker_bits
+from kvatlas.index.matching import asked_bits, match_columns, named
 from kvatlas.index.memory import MemoryKeeper, MemoryStats
 from kvatlas.index.planes import DEVICE_PLANE, Plane, Planes
 from kvatlas.index.recency import RecencyBooks
@@ -30,7 +30,6 @@ from kvatlas.index.uses import PromptUses
 __all__ = ["PrefixIndex"]
 
 DEFAULT_MAX_ORPHAN_BLOCKS = 65_536
-_EVERYBODY = b"\xff" * 512
 
 
 class PrefixIndex:
@@ -346,7 +345,7 @@ class PrefixIndex:
 
         Cost: 5-20 ns for each block somebody holds, 30 ns for each worker found.
         """
-        return self._core.find(DEVICE_PLANE, block_keys, self._asked(worker_ids))
+        return self._core.find(DEVICE_PLANE, block_keys, asked_bits(self._columns, worker_ids))
 
     def find_tokens(
         self,
@@ -361,8 +360,8 @@ class PrefixIndex:
         Raises:
             HashingError: bad token ids or block size.
         """
-        root_key, limit = self._hasher.root_key(namespace), len(token_ids)
-        return self._core.find_tokens(DEVICE_PLANE, token_ids, block_size, root_key, limit, self._asked(worker_ids))
+        root_key, asked = self._hasher.root_key(namespace), asked_bits(self._columns, worker_ids)
+        return self._core.find_tokens(DEVICE_PLANE, token_ids, block_size, root_key, len(token_ids), asked)
 
     def match(
         self, token_ids: Sequence[int], *, extras: RequestExtras = NO_EXTRAS, worker_ids: Iterable[str] | None = None
@@ -379,17 +378,8 @@ class PrefixIndex:
 
         Cost: hashing each block once per distinct block size and namespace, up to the first block nobody holds.
         """
-        columns = self._named(worker_ids)
-        return match_columns(self._core, self._planes, self._hasher, token_ids, extras, columns)
-
-    def _named(self, worker_ids: Iterable[str] | None) -> dict[str, WorkerColumn]:
-        if worker_ids is None:
-            return self._columns
-        columns = self._columns
-        return {worker_id: columns[worker_id] for worker_id in worker_ids if worker_id in columns}
-
-    def _asked(self, worker_ids: Iterable[str] | None) -> bytes:
-        return _EVERYBODY if worker_ids is None else worker_bits(self._named(worker_ids))
+        asked = named(self._columns, worker_ids)
+        return match_columns(self._core, self._planes, self._hasher, token_ids, extras, asked)
 
     def _column(self, worker_id: str) -> WorkerColumn:
         try:

@@ -6,7 +6,7 @@ chosen.
 """
 
 from kvatlas.routing.candidate import Candidate, RoutingRequest
-from kvatlas.routing.cost import CostTerms, cost_terms, uncached_tokens
+from kvatlas.routing.cost import CostInputs, CostTerms, cost_terms, uncached_tokens
 from kvatlas.routing.decision import CandidateScore, Decision, DecisionLog, DecisionRecord
 from kvatlas.routing.picker import Picker
 from kvatlas.routing.policies import (
@@ -24,6 +24,7 @@ __all__ = [
     "POLICY_NAMES",
     "Candidate",
     "CandidateScore",
+    "CostInputs",
     "CostPolicy",
     "CostTerms",
     "Decision",

@@ -11,7 +11,7 @@ import msgspec
 
 from kvatlas.routing.candidate import Candidate
 
-__all__ = ["CostTerms", "all_cost_terms", "cost_terms", "uncached_tokens"]
+__all__ = ["CostInputs", "CostTerms", "cost_terms", "uncached_tokens"]
 
 _LEAST_TOKENS = 1.0
 """An engine always computes the last token."""
@@ -61,33 +61,51 @@ def cost_terms(
     Returns:
         The terms. Every one grows with the load figure it is made of and shrinks with the hit.
     """
-    terms, _ = all_cost_terms(prompt_tokens, (candidate,), (surplus,), decode_share=decode_share, crowding=crowding)
-    return terms[0]
+    tokens_per_s = candidate.prefill_tokens_per_s
+    queue_s = candidate.queued_prefill_tokens / tokens_per_s
+    prefill_s = uncached_tokens(prompt_tokens, candidate) / tokens_per_s
+    steps = candidate.waiting_requests + decode_share * candidate.running_requests
+    balance_s = surplus * (queue_s + prefill_s)
+    return CostTerms(queue_s, prefill_s, steps * candidate.decode_step_s, balance_s, crowding * prefill_s)
 
 
-def all_cost_terms(
-    prompt_tokens: int,
-    candidates: Sequence[Candidate],
-    surpluses: Sequence[float],
-    *,
-    decode_share: float,
-    crowding: float,
-) -> tuple[tuple[CostTerms, ...], tuple[float, ...]]:
-    """The terms of every candidate and their sums, in one pass; arguments as for `cost_terms`.
+class CostInputs(msgspec.Struct, frozen=True, gc=False):
+    """What else than the candidates the costs of a request are made of; arguments of `cost_terms`.
 
-    Cost: 0.7 us per candidate.
+    Attributes:
+        surpluses: one for each candidate.
     """
-    all_terms = []
-    sums = []
-    for candidate, surplus in zip(candidates, surpluses, strict=True):
-        tokens_per_s = candidate.prefill_tokens_per_s
-        queue_s = candidate.queued_prefill_tokens / tokens_per_s
-        tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
-        prefill_s = max(_LEAST_TOKENS, tokens) / tokens_per_s
-        steps = candidate.waiting_requests + decode_share * candidate.running_requests
-        decode_s = steps * candidate.decode_step_s
-        balance_s = surplus * (queue_s + prefill_s)
-        crowding_s = crowding * prefill_s
-        all_terms.append(CostTerms(queue_s, prefill_s, decode_s, balance_s, crowding_s))
-        sums.append(queue_s + prefill_s + decode_s + balance_s + crowding_s)
-    return tuple(all_terms), tuple(sums)
+
+    prompt_tokens: int
+    surpluses: tuple[float, ...]
+    decode_share: float
+    crowding: float
+
+    def terms(self, candidates: Sequence[Candidate]) -> tuple[CostTerms, ...]:
+        """What each candidate's total is made of."""
+        return tuple(
+            cost_terms(
+                self.prompt_tokens,
+                candidate,
+                decode_share=self.decode_share,
+                surplus=surplus,
+                crowding=self.crowding,
+            )
+            for candidate, surplus in zip(candidates, self.surpluses, strict=True)
+        )
+
+    def totals_s(self, candidates: Sequence[Candidate]) -> tuple[float, ...]:
+        """`total_s` of each of the `terms`, to the last bit and at a third of their cost: 0.5 us per candidate."""
+        prompt_tokens, decode_share, crowding = self.prompt_tokens, self.decode_share, self.crowding
+        totals_s = []
+        for candidate, surplus in zip(candidates, self.surpluses, strict=True):
+            tokens_per_s = candidate.prefill_tokens_per_s
+            queue_s = candidate.queued_prefill_tokens / tokens_per_s
+            tokens = prompt_tokens - candidate.hit_tokens * candidate.confidence
+            tokens = max(tokens, _LEAST_TOKENS)
+            prefill_s = tokens / tokens_per_s
+            decode_s = (
+                candidate.waiting_requests + decode_share * candidate.running_requests
+            ) * candidate.decode_step_s
+            totals_s.append(queue_s + prefill_s + decode_s + surplus * (queue_s + prefill_s) + crowding * prefill_s)
+        return tuple(totals_s)

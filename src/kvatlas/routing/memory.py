@@ -68,14 +68,17 @@ class RecentWork:
         self._scale = 1.0
         self._scaled_tokens: dict[str, float] = {}
 
-    def surpluses(self, candidates: Sequence[Candidate]) -> list[float]:
-        """How far each candidate's recent work is above the mean of all, in multiples of the mean; 0 at or below it."""
+    def surpluses(self, candidates: Sequence[Candidate], weight: float = 1.0) -> tuple[float, ...]:
+        """How far each candidate's recent work is above the mean of all, weighted, in multiples of the mean.
+
+        0 at or below it.
+        """
         work_of = self._scaled_tokens.get
         recent = [work_of(candidate.worker_id, 0.0) for candidate in candidates]
         mean = sum(recent) / len(recent)
         if mean <= 0.0:
-            return [0.0] * len(recent)
-        return [tokens / mean - 1.0 if tokens > mean else 0.0 for tokens in recent]
+            return (0.0,) * len(recent)
+        return tuple([weight * (tokens / mean - 1.0) if tokens > mean else 0.0 for tokens in recent])
 
     def add(self, worker_id: str, tokens: float, num_workers: int) -> None:
         """Note that a worker, one of `num_workers`, was sent `tokens` to compute."""

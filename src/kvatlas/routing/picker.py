@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kvatlas.clock import Clock
 from kvatlas.errors import NoWorkerAvailable
 from kvatlas.routing.candidate import Candidate, RoutingRequest
@@ -53,13 +55,15 @@ class Picker:
                 "no worker may take this request now: all are unhealthy, draining or of other models"
             )
         ranking = self._policy.pick(request, candidates)
-        order, scores, terms, best = ranking.order, ranking.scores, ranking.terms, ranking.order[0]
+        order, scores, costs, best = ranking.order, ranking.scores, ranking.costs, ranking.order[0]
         kept: Sequence[Candidate] = candidates
         if len(candidates) > _MOST_CANDIDATES:
             places = _telling(candidates, ranking)
             kept = [candidates[index] for index in places]
             scores = tuple([scores[index] for index in places])
-            terms = tuple([terms[index] for index in places]) if terms else ()
+            if costs is not None:
+                surpluses = tuple([costs.surpluses[index] for index in places])
+                costs = msgspec.structs.replace(costs, surpluses=surpluses)
             best = places.index(best)
         decision = Decision(
             request.request_id,
@@ -70,7 +74,7 @@ class Picker:
             tuple(kept),
             scores,
             ranking.score_unit,
-            terms,
+            costs,
             best,
             tuple([candidates[index].worker_id for index in order]),
             without_index,

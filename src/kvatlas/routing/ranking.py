@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from kvatlas.routing.candidate import Candidate, RoutingRequest
-from kvatlas.routing.cost import CostTerms
+from kvatlas.routing.cost import CostInputs, CostTerms
 
 __all__ = ["Policy", "PolicySettings", "Ranking"]
 
@@ -38,14 +38,20 @@ class Ranking(msgspec.Struct, frozen=True, gc=False):
     """Candidates in order of preference.
 
     `order` is a permutation of candidate indexes, best first; the rest is for failover. `scores` are aligned with the
-    candidates, in `score_unit`. `terms` says what a score is made of, aligned too, and is empty for policies without
-    a cost.
+    candidates, in `score_unit`. `costs` says what the scores of these `candidates` are made of; None for policies
+    without a cost.
     """
 
     order: tuple[int, ...]
     scores: tuple[float, ...]
     score_unit: str
-    terms: tuple[CostTerms, ...] = ()
+    costs: CostInputs | None = None
+    candidates: Sequence[Candidate] = ()
+
+    @property
+    def terms(self) -> tuple[CostTerms, ...]:
+        """What each score is made of, aligned with the candidates; empty for policies without a cost. Made anew."""
+        return () if self.costs is None else self.costs.terms(self.candidates)
 
 
 class Policy(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvatlas.routing.candidate import Candidate, RoutingRequest
-from kvatlas.routing.cost import CostTerms, all_cost_terms, uncached_tokens
+from kvatlas.routing.cost import CostInputs, CostTerms, uncached_tokens
 from kvatlas.routing.memory import RecentWork, TurnOrder
 from kvatlas.routing.ranking import PolicySettings, Ranking
 
@@ -33,16 +33,18 @@ class CostPolicy:
 
         Cost: about 3 us plus 1.5 us per candidate.
         """
-        terms, scores = self._terms(request, candidates)
+        costs = self._costs(request, candidates)
+        scores = costs.totals_s(candidates)
         best = min(scores)
         limit = best + max(self._settings.tie_floor_s, self._settings.tie_share * best)
+        turn_of = self._turns.key
         equals = []
         others = []
         for index, candidate in enumerate(candidates):
             score = scores[index]
             if score <= limit:
                 held = candidate.running_requests + candidate.waiting_requests
-                equals.append((held, self._turns.key(candidate.worker_id), score, candidate.worker_id, index))
+                equals.append((held, turn_of(candidate.worker_id), score, candidate.worker_id, index))
             else:
                 others.append((score, candidate.worker_id, index))
         equals.sort()
@@ -51,22 +53,13 @@ class CostPolicy:
         chosen = candidates[order[0]]
         self._turns.chosen(chosen.worker_id)
         self._recent.add(chosen.worker_id, uncached_tokens(request.prompt_tokens, chosen), len(candidates))
-        return Ranking(order, scores, "s", terms)
+        return Ranking(order, scores, "s", costs, candidates)
 
     def terms(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[CostTerms, ...]:
         """The cost of each candidate now, without choosing."""
-        return self._terms(request, candidates)[0]
+        return self._costs(request, candidates).terms(candidates)
 
-    def _terms(
-        self, request: RoutingRequest, candidates: Sequence[Candidate]
-    ) -> tuple[tuple[CostTerms, ...], tuple[float, ...]]:
+    def _costs(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> CostInputs:
         settings = self._settings
-        weight = settings.balance_weight
-        surpluses = [weight * surplus for surplus in self._recent.surpluses(candidates)]
-        return all_cost_terms(
-            request.prompt_tokens,
-            candidates,
-            surpluses,
-            decode_share=settings.decode_share,
-            crowding=settings.crowding,
-        )
+        surpluses = self._recent.surpluses(candidates, settings.balance_weight)
+        return CostInputs(request.prompt_tokens, surpluses, settings.decode_share, settings.crowding)
