@@ -525,7 +525,7 @@ def runs(draw):
     """Batches most of which follow one another, with heads and time stamps of every sort."""
     first = draw(st.sampled_from([0, 1, 7, 2**32 - 1, 2**53, 2**64 - 9]))
     steps = draw(st.lists(st.sampled_from([1, 1, 1, 1, 1, 0, 2]), max_size=12))
-    seqs = [min(first + sum(steps[:at]), 2**64 - 1) for at in range(len(steps) + 1)]
+    seqs = [(first + sum(steps[:at])) % 2**64 for at in range(len(steps) + 1)]
     times = st.floats(0, 50) | st.sampled_from([float("inf"), float("-inf"), float("nan")])
     heads = st.builds(lambda ts: b"\x93\xcb" + struct.pack(">d", ts), times)
     payloads = st.builds(lambda head, rest: head + rest, heads | st.binary(max_size=12), st.binary(max_size=40))

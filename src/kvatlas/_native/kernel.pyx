@@ -269,4 +269,6 @@ def accept_run(list run not None, uint64_t next_seq, double last_ts, uint64_t[::
         last_ts = ts
         next_seq += 1
         at += 1
+        if next_seq == 0:  # no number follows the last one
+            break
     return at, last_ts

@@ -105,6 +105,9 @@ class EventSource:
             self.stats.malformed_batches += 1
             self._lose(f"batch {seq} could not be read: {error.message}")
             return
+        except Exception as error:
+            self._lose_unless_gone(f"batch {seq} failed: {error!r}")
+            raise
         self._learn(seq, applied)
 
     def on_batches(self, first_seq: int, payloads: list[bytes]) -> None:
@@ -112,7 +115,12 @@ class EventSource:
         at = 0
         while at < len(payloads):
             before = at
-            at, applied = self._index.ingest_run(self._worker_id, payloads, at, rank=self._rank)
+            try:
+                at, applied = self._index.ingest_run(self._worker_id, payloads, at, rank=self._rank)
+            except Exception as error:
+                last_seq = first_seq + len(payloads) - 1
+                self._lose_unless_gone(f"batches {first_seq + at} to {last_seq} failed: {error!r}")
+                raise
             if at > before:
                 seq = first_seq + at - 1
                 self._count(seq, payloads[at - 1], at - before)
@@ -207,6 +215,11 @@ class EventSource:
         self._lossy = reason
         if self.trust.level in (Trust.SYNCED, Trust.PARTIAL):
             self._become(Trust.PARTIAL, reason)
+
+    def _lose_unless_gone(self, reason: str) -> None:
+        """Nobody knows what of a batch was applied. The caller tells of the failure itself."""
+        if self._worker_id in self._index.worker_ids:
+            self._lose(reason)
 
     def _become(self, level: Trust, reason: str) -> None:
         if level is not self.trust.level:

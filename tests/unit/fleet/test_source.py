@@ -198,3 +198,44 @@ def test_trust_keeps_its_time_while_only_the_reason_changes() -> None:
     assert trust.reason == "gap 8..9"
     trust.become(Trust.SYNCED, "cleared", 11.0)
     assert trust.since_s == 11.0
+
+
+class FailingIndex(PrefixIndex):
+    """Runs out of memory while it applies the third batch and all after it."""
+
+    left = 2
+
+    def _fail(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError("no room")
+
+    def ingest(self, worker_id: str, payload: bytes, **rest: object) -> object:
+        self._fail()
+        return super().ingest(worker_id, payload, **rest)
+
+    def ingest_run(self, worker_id: str, payloads: list[bytes], start: int = 0, **rest: object) -> object:
+        self._fail()
+        return super().ingest_run(worker_id, payloads, start, **rest)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_failure_while_applying_is_a_loss(*, runs: bool) -> None:
+    """Nobody knows what of the batches was applied: the caller hears of the failure, and nothing is wholly believed."""
+    index = FailingIndex(BlockKeyHasher(seed=1))
+    index.add_worker("w", block_size=4)
+    source = EventSource("w", index, TrustState(), ManualClock())
+    source.on_status("syncing", "first contact")
+    source.on_status("live", "caught up")
+    for seq in range(2):
+        source.on_batch(seq, batch(stored(seq + 1, parent=seq or None)))
+    assert source.trust.level is Trust.SYNCED
+    call = source.on_batches if runs else source.on_batch
+    third, fourth = batch(stored(3, parent=2)), batch(stored(4, parent=3))
+    with pytest.raises(MemoryError):
+        call(2, [third, fourth] if runs else third)
+    assert source.trust.level is Trust.PARTIAL
+    assert "failed: MemoryError" in source.trust.reason
+    assert ("batches 2 to 3" if runs else "batch 2") in source.trust.reason
+    assert hit(index) == 0
+    assert claimed(index) > 0
