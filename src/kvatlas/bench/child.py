@@ -1,5 +1,6 @@
 """A peer in a process of its own: an interpreter that has it runs one of our files and answers JSON lines."""
 
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,15 @@ class PeerProcess:
     def __init__(self, process: subprocess.Popen[bytes], needs: str) -> None:
         self._process = process
         self._needs = needs
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The whole process stands still until the block ends; what is sent to it waits."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def ask(self, **command: Any) -> Any:
         """Return the answer to a command.

@@ -1,10 +1,13 @@
 """What ingest costs: engines' raw ZMQ messages to blocks that can be found, beside Dynamo's indexer.
 
 Three processes on loopback: engines that publish, the consumer that is measured, and this one. Both consumers get the
-same messages. Blocks per second of the consumer's processor time, all threads and libraries included, from the first
-message until the last block of every worker is found: that is what one core can take, whatever the engines send.
+same messages, twice: *as sent*, while the engines send as fast as they can, and *from a backlog*, when all was sent
+while the consumer's process stood still, so that nothing else works beside it. Blocks per second of the consumer's
+processor time, all threads and libraries included, from the first message until the last block of every worker is
+found: what one core can take.
 """
 
+import itertools
 import os
 import statistics
 import sys
@@ -33,6 +36,7 @@ _WORKERS = 8
 class _Load:
     entries: int
     per_event: int
+    from_backlog: bool
     settle_s: float
     timeout_s: float
 
@@ -65,16 +69,20 @@ def run_ingest_bench(
         raise ConfigError(f"at least one round is needed, got {rounds}")
     peer_python = None if against is None else require_dynamo(interpreter)
     rows = []
-    for per_event, share in ((16, 1), (1, 4)):
-        load = _Load(max(int(_ENTRIES * scale / share), 1), per_event, settle_s, timeout_s)
+    for (per_event, share), from_backlog in itertools.product(((16, 1), (1, 4)), (False, True)):
+        load = _Load(max(int(_ENTRIES * scale / share), 1), per_event, from_backlog, settle_s, timeout_s)
         ours, peers = [], []
         for _ in range(rounds):
             ours.append(_rate(Path(sys.executable), ingest_ours.__file__, "kvatlas", load))
             if peer_python is not None:
                 peers.append(_rate(peer_python, ingest_peer.__file__, DYNAMO_NEEDS, load))
-        name = f"ZMQ messages to visible, {per_event} block{'s' if per_event > 1 else ''} an event, {_WORKERS} workers"
-        rows.append(_row(name, statistics.median(ours), statistics.median(peers) if peers else None, against))
+        rows.append(_row(_name(load), statistics.median(ours), statistics.median(peers) if peers else None, against))
     return BenchReport(machine=f"{machine_name()}, {backend_name()} kernels", rows=rows)
+
+
+def _name(load: _Load) -> str:
+    blocks = "1 block" if load.per_event == 1 else f"{load.per_event} blocks"
+    return f"ZMQ messages to visible, {blocks} an event, {'from a backlog' if load.from_backlog else 'as sent'}"
 
 
 def _row(name: str, ours: float, peer: float | None, against: str | None) -> BenchRow:
@@ -99,10 +107,15 @@ def _rate(python: Path, script: str, needs: str, load: _Load) -> float:
             settle_s=load.settle_s,
             timeout_s=load.timeout_s,
         )
-        with ThreadPoolExecutor(1) as pool:
-            measured = pool.submit(consumer.ask, do="measure", timeout_s=load.timeout_s)
-            blocks = feed.ask(do="send")["blocks"]
-            answer = measured.result()
+        if load.from_backlog:
+            with consumer.stopped():
+                blocks = feed.ask(do="send")["blocks"]
+            answer = consumer.ask(do="measure", timeout_s=load.timeout_s)
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                measured = pool.submit(consumer.ask, do="measure", timeout_s=load.timeout_s)
+                blocks = feed.ask(do="send")["blocks"]
+                answer = measured.result()
         feed.ask(do="close")
     if answer["missing"]:
         raise ConfigError(

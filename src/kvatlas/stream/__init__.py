@@ -17,7 +17,7 @@ from kvatlas.stream.journal_segment import (
 )
 from kvatlas.stream.outlet import LinkDown, LinkUp, LiveStep, Outlet, PlainOutlet, ReplayAnswer, Sent
 from kvatlas.stream.publisher import ZmqEventPublisher
-from kvatlas.stream.publisher_sockets import PublisherConfig
+from kvatlas.stream.publisher_sockets import PublisherConfig, PublisherSockets
 from kvatlas.stream.recording import (
     Record,
     RecordedFrames,
@@ -46,6 +46,7 @@ __all__ = [
     "Outlet",
     "PlainOutlet",
     "PublisherConfig",
+    "PublisherSockets",
     "Record",
     "RecordedFrames",
     "RecordedMetrics",

@@ -50,11 +50,3 @@ class LiveInbox:
             run.append(batch)
         self._bytes -= max_bytes - left
         return run
-
-    def pop(self) -> tuple[int, bytes] | None:
-        """The oldest batch, None when there is none. Cost: O(1)."""
-        if not self._batches:
-            return None
-        batch = self._batches.popleft()
-        self._bytes -= len(batch[1])
-        return batch

@@ -9,6 +9,7 @@ import msgspec
 import zmq
 
 from kvatlas.errors import ConfigError
+from kvatlas.stream.context import shared_context
 from kvatlas.stream.endpoints import bind_or_connect, binds, offset_endpoint
 from kvatlas.stream.outlet import ReplayAnswer, Sent
 
@@ -64,9 +65,9 @@ class PublisherSockets:
         ConfigError: an endpoint is malformed, taken, or has no room for the rank.
     """
 
-    def __init__(self, config: PublisherConfig, rank: int, context: Context) -> None:
+    def __init__(self, config: PublisherConfig, rank: int, context: "Context | None" = None) -> None:
         self._config = config
-        self._context = context
+        self._context = context or shared_context()
         self._topic = config.topic.encode()
         self._pub: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None

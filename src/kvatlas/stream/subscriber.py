@@ -67,6 +67,8 @@ class ZmqEventSubscriber:
         self._inbox = LiveInbox(max_batches=config.max_queue_batches, max_bytes=config.max_queue_bytes)
         self._run_batches = 1
         self._turn_is_due = False
+        self._is_behind = False  # whether the last turn ended with work left
+        self._bad_messages = 0  # those of the reader that are counted
         self._is_paced = False  # whether the live socket is read by the clock, and not watched
         self._heard_s = (-math.inf, -math.inf)  # when live batches were found, the last time and the one before
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -181,33 +183,35 @@ class ZmqEventSubscriber:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Deliver and read for about a millisecond, then let others run."""
+        """Read and deliver for about a millisecond, then let others run."""
         self._turn_is_due = False
         if self._closing.is_set():
             return
         if self._is_paced:
             self._ready.add("live")  # nobody tells: a long delivery must not leave it unread
-        inbox, now = self._inbox, self._clock.monotonic_s
+        core, inbox, now = self._core, self._inbox, self._clock.monotonic_s
         turn_s = self._config.turn_s
-        start_s = now()
-        # Half a turn at most goes into reading: the receiver keeps its share however fast the stream is.
-        self._read_live(start_s + turn_s / 2)
-        if inbox:
-            self._heard()
-        before_s = now()
+        start_s = before_s = now()
+        if self._is_behind:
+            # Half a turn at most goes into reading ahead: the receiver keeps its share however fast the stream is.
+            self._read_ahead(start_s + turn_s / 2)
+            before_s = now()
         while before_s < start_s + turn_s:
             if self._closing.is_set():
                 return
-            if self._core.steps:
-                self._core.carry_out(self._core.steps.popleft())
-            elif inbox:
-                self._core.take_run(inbox.pop_run(self._run_batches, _RUN_BYTES))
+            if core.steps:
+                core.carry_out(core.steps.popleft())
+            elif inbox or "live" in self._ready:
+                run = inbox.pop_run(self._run_batches, _RUN_BYTES) if inbox else self._read_run(self._run_batches)
+                core.take_run(run)
                 self._size_runs(now() - before_s)
             elif not self._take_other() and not self._must_ask_again():
-                self._core.report_order()
+                self._is_behind = False
+                core.report_order()
                 self._rest()
                 return
             before_s = now()
+        self._is_behind = True
         self._turn_is_due = True
         self._loop.call_soon(self._turn)
 
@@ -226,23 +230,29 @@ class ZmqEventSubscriber:
         self._core.mend()
         return True
 
-    def _read_live(self, until_s: float) -> None:
-        """Move live batches from ZMQ into our own queue, which refuses what exceeds its bounds."""
+    def _read_run(self, most: int) -> list[tuple[int, bytes]]:
+        """The next live batches from ZMQ, none when there are none."""
         reader = self._reader
-        if "live" not in self._ready or reader is None:
-            return
+        if reader is None:
+            return []
+        run = reader.receive_run(most, _RUN_BYTES)
+        self.counters.bad_messages += reader.bad_messages - self._bad_messages
+        self._bad_messages = reader.bad_messages
+        if reader.is_drained:
+            self._ready.discard("live")
+        if run:
+            self._heard()
+        return run
+
+    def _read_ahead(self, until_s: float) -> None:
+        """Move live batches from ZMQ into our own queue, which refuses what exceeds its bounds."""
         put, now = self._inbox.put, self._clock.monotonic_s
-        while True:
-            message = reader.receive()
-            if message is None:
-                self._ready.discard("live")
-                return
-            if not message:
-                self.counters.bad_messages += 1
-            elif not put(*message):
-                self.counters.overflowed += 1
-                self._core.must_mend = True
-                self._core.report_syncing()
+        while "live" in self._ready:
+            for batch in self._read_run(_RUN_BATCHES):
+                if not put(*batch):
+                    self.counters.overflowed += 1
+                    self._core.must_mend = True
+                    self._core.report_syncing()
             if now() >= until_s:
                 return
 
@@ -251,11 +261,7 @@ class ZmqEventSubscriber:
         if "monitor" in self._ready and (frames := self._frames("monitor")):
             self._on_connection_event(frames)
             return True
-        self._read_live(0.0)
-        if self._inbox:
-            self._heard()
-            return True
-        if "replay" in self._ready and "live" not in self._ready and (frames := self._frames("replay")):
+        if "replay" in self._ready and (frames := self._frames("replay")):
             self._on_replayed(frames)
             return True
         return bool(self._ready)
@@ -321,10 +327,9 @@ class ZmqEventSubscriber:
         """Hand over what the previous connection still brought, then tell the tracker of the new one."""
         self._ready.add("live")
         while self._inbox or "live" in self._ready:
-            if (batch := self._inbox.pop()) is not None:
+            run = self._inbox.pop_run(_RUN_BATCHES, _RUN_BYTES) or self._read_run(_RUN_BATCHES)
+            for batch in run:
                 self._core.take_later(*batch)
-            else:
-                self._read_live(0.0)
         self._core.connected()
 
     # -- questions --

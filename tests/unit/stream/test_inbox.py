@@ -8,7 +8,7 @@ def test_order_is_kept_and_what_exceeds_the_bounds_is_refused() -> None:
     inbox = LiveInbox(max_batches=2, max_bytes=100)
     assert [inbox.put(seq, b"x") for seq in range(3)] == [True, True, False]
     assert inbox.has_refused
-    assert [inbox.pop(), inbox.pop(), inbox.pop()] == [(0, b"x"), (1, b"x"), None]
+    assert inbox.pop_run(3, 100) == [(0, b"x"), (1, b"x")]
     assert inbox.has_refused
     assert len(inbox) == 0
 
@@ -18,7 +18,7 @@ def test_bytes_are_bounded_but_one_batch_always_fits() -> None:
     inbox = LiveInbox(max_batches=10, max_bytes=4)
     assert inbox.put(0, b"larger than 4")
     assert not inbox.put(1, b"")
-    inbox.pop()
+    assert len(inbox.pop_run(1, 1)) == 1
     assert inbox.put(2, b"xx")
     assert inbox.put(3, b"xx")
     assert not inbox.put(4, b"x")
@@ -37,7 +37,7 @@ def test_a_run_ends_at_either_bound() -> None:
     assert inbox.put(7, b"x" * 11)
     assert not inbox.put(8, b"x")
     assert [seq for seq, _ in inbox.pop_run(10, 1)] == [6]
-    assert inbox.pop() == (7, b"x" * 11)
+    assert inbox.pop_run(1, 1) == [(7, b"x" * 11)]
 
 
 def test_a_batch_larger_than_a_run_is_a_run() -> None:

@@ -22,9 +22,10 @@ class DynamoConsumer:
         self._core: Any = importlib.import_module("dynamo._core")
         self._service: Any = None
         self._wanted: dict[int, dict[str, Any]] = {}
+        self._start_s = 0.0
 
     def answer(self, command: dict[str, Any]) -> dict[str, float]:
-        """Do what a command says: `measure` gives processor seconds until all is visible, and what is not."""
+        """Do what a command says; `measure` gives processor seconds from `connect` until all is visible."""
         if command["do"] == "connect":
             return self._runner.run(self._connect(command))
         return self._runner.run(self._measure(command["timeout_s"]))
@@ -55,11 +56,12 @@ class DynamoConsumer:
                 "isl_tokens": len(signed) * BLOCK_SIZE,
             }
         await asyncio.sleep(command["settle_s"])
+        self._start_s = process_time()
         return {}
 
     async def _measure(self, timeout_s: float) -> dict[str, float]:
         wanted = self._wanted
-        start_s, until_s = process_time(), monotonic() + timeout_s
+        until_s = monotonic() + timeout_s
         while wanted and monotonic() < until_s:
             await asyncio.sleep(_LOOK_EVERY_S)
             for worker, question in list(wanted.items()):
@@ -67,7 +69,7 @@ class DynamoConsumer:
                 depth = len(question["block_hashes"])
                 if any(row["worker_id"] == worker and row["device_blocks"] == depth for row in found["workers"]):
                     del wanted[worker]
-        spent_s = process_time() - start_s
+        spent_s = process_time() - self._start_s
         self._service.shutdown()
         return {"cpu_s": spent_s, "missing": len(wanted)}
 
