@@ -189,6 +189,7 @@ class ZmqEventSubscriber:
             return
         if self._is_paced:
             self._ready.add("live")  # nobody tells: a long delivery must not leave it unread
+        self._read_monitor()
         core, inbox, now = self._core, self._inbox, self._clock.monotonic_s
         turn_s = self._config.turn_s
         start_s = before_s = now()
@@ -203,6 +204,8 @@ class ZmqEventSubscriber:
                 core.carry_out(core.steps.popleft())
             elif inbox or "live" in self._ready:
                 run = inbox.pop_run(self._run_batches, _RUN_BYTES) if inbox else self._read_run(self._run_batches)
+                if not core.is_connected:
+                    self._read_monitor()  # a connection is told of before what comes over it
                 core.take_run(run)
                 self._size_runs(now() - before_s)
             elif not self._take_other() and not self._must_ask_again():
@@ -258,8 +261,8 @@ class ZmqEventSubscriber:
 
     def _take_other(self) -> bool:
         """Take in one message that is not live, if any; a replay must not declare lost what waits to be read."""
-        if "monitor" in self._ready and (frames := self._frames("monitor")):
-            self._on_connection_event(frames)
+        if "monitor" in self._ready:
+            self._read_monitor()
             return True
         if "replay" in self._ready and (frames := self._frames("replay")):
             self._on_replayed(frames)
@@ -313,6 +316,10 @@ class ZmqEventSubscriber:
             else:
                 self._core.take_replayed(*message)
 
+    def _read_monitor(self) -> None:
+        while frames := self._frames("monitor"):
+            self._on_connection_event(frames)
+
     def _on_connection_event(self, frames: list[bytes]) -> None:
         event = read_link_event(frames)
         endpoint = self._config.endpoint
@@ -324,13 +331,12 @@ class ZmqEventSubscriber:
             self._core.connecting(f"{endpoint} cannot be reached; check host and port; trying again for ever")
 
     def _on_connected(self) -> None:
-        """Hand over what the previous connection still brought, then tell the tracker of the new one."""
-        self._ready.add("live")
-        while self._inbox or "live" in self._ready:
-            run = self._inbox.pop_run(_RUN_BATCHES, _RUN_BYTES) or self._read_run(_RUN_BATCHES)
-            for batch in run:
+        """Hand over what was read before, then tell the tracker; what ZMQ still holds may be of another life."""
+        while self._inbox:
+            for batch in self._inbox.pop_run(_RUN_BATCHES, _RUN_BYTES):
                 self._core.take_later(*batch)
         self._core.connected()
+        self._ready.add("live")
 
     # -- questions --
 
