@@ -190,20 +190,22 @@ async def test_a_restart_that_the_stream_told_is_not_told_twice() -> None:
     engine, old = Pages(), Stream()
     async with (
         serving(engine),
-        fleet_of(configured(engine, old, replay=False), health_interval_s=0.05) as (fleet, index),
+        fleet_of(configured(engine, old, replay=False), health_timeout_s=30.0) as (fleet, index),
     ):
         (worker,) = fleet.workers
         await old.subscribed()
         old.store(1)
         await until(lambda: hit(index, worker, 1) == BLOCK, "the old block")
         await engine.scrapes(2)  # a check sees the old life with its batch
+        engine.hangs = True
+        await until(lambda: engine.hanging > 0, "a check that ends in the new life")
         old.close()
         await until(lambda: worker.trust.level is Trust.STALE, "gone")
         new = await Stream.at(old.port)
         await new.subscribed()
         new.store(2)
         await until(lambda: hit(index, worker, 2) == BLOCK, "the new block")
-        engine.started_s = 2_000.0  # not before: another process would be followed anew, and its block missed
+        engine.started_s, engine.hangs = 2_000.0, False
         await engine.scrapes(3)
         assert (hit(index, worker, 1), hit(index, worker, 2)) == (0, BLOCK)
         assert worker.trust.level is Trust.SYNCED
