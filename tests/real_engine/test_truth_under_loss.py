@@ -172,7 +172,10 @@ def test_a_killed_engine_is_forgotten_and_learnt_anew(
     firm = load.firm_turns(name, times.healthy_s)
     assert [turn for turn in firm if turn.predicted_tokens != turn.cached_tokens] == []
     path = trust_path(log_path, name)
-    assert path[path.index("stale") :] == ["stale", "syncing", "synced"]
+    path = path[
+        path.index("stale") :
+    ]  # stale and syncing once more where the metrics tell of the new life before the stream
+    assert path in (["stale", "syncing", "synced"], ["stale", "syncing"] * 2 + ["synced"])
     assert lives == 2
     equal = sum(turn.predicted_tokens == turn.cached_tokens for turn in promised)
     figures.append(
@@ -311,8 +314,10 @@ def test_a_loss_beyond_replay_is_told_and_overcome(
         healed = {how: count - healed_before[how] for how, count in outage.healed().items()}
         assert healed["adopted"] >= 10 * len(unheard)
         if mishap != "cut":
+            # A doubt about a block that is gone ends with the report, or with its new announcement, whichever is first.
             assert healed["confirmed"] > 0
-            assert healed["refuted"] > 0
+            assert [claimed_tokens(gateway, prompt)[outage.name] for prompt in old] == [HIT_TOKENS] * len(old)
+            assert outage.doubted() <= doubted - healed["confirmed"] - healed["refuted"]
 
         fresh = iter(make_prompts(f"{mishap} fresh", 2 * NUM_BLOCKS // BLOCKS_PER_PROMPT))
         while outage.view()["trust"]["level"] != "synced":
