@@ -201,6 +201,8 @@ def test_commands_write_and_read_a_running_index(fleet: SimulatedFleet, tmp_path
     """`dump` writes what `show` and `load` then read: the same blocks, 18 bytes each, and the stream's last batch."""
     with running_gateway(tmp_path / "log", *options(fleet, tmp_path)) as gateway:
         fill(gateway, 5)
+        complete(gateway.base_url, 0)  # its blocks are known by now: their use has a time
+        settle(gateway)
         file = str(tmp_path / "dumped")
         dumped = run("dump", file, "--admin", gateway.admin_url)
         (worker_id,) = gateway.workers()
