@@ -1,16 +1,16 @@
 """The gateway's judgement without its sockets: match, promise, pick, settle, heal, by the gateway's own code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvatlas.chaos.timeline import Timeline
 from kvatlas.config import WorkerConfig
 from kvatlas.fleet import EventSource, FleetSpeed, LoadLedger, PrefillSpeed, TrustState, Worker
 from kvatlas.gateway import Outcome, OutcomeKind, Target
-from kvatlas.gateway.candidates import candidate_of, promises_of, uncached_tokens_of
+from kvatlas.gateway.candidates import Promises, UncachedTokens, candidates_of
 from kvatlas.gateway.settlement import Books, Settlement
-from kvatlas.index import PrefixIndex, WorkerMatch
+from kvatlas.index import PrefixIndex
 from kvatlas.rendering import RenderedPrompt
-from kvatlas.routing import Candidate, RoutingRequest, make_policy
+from kvatlas.routing import RoutingRequest, make_policy
 
 __all__ = ["VirtualRouter"]
 
@@ -51,13 +51,12 @@ class VirtualRouter:
         """Choose one of the healthy workers for a prompt and open its books."""
         matches = self._index.match(token_ids, worker_ids=healthy)
         workers = [self._workers[worker_id] for worker_id in healthy]
-        promised = promises_of(workers, matches)
-        candidates = [_candidate(worker, matches, promised) for worker in workers]
+        candidates = candidates_of(workers, matches)
         ranking = self._policy.pick(RoutingRequest(request_id, len(token_ids)), candidates)
         chosen = candidates[ranking.order[0]].worker_id
         books = Books(
-            uncached_tokens=uncached_tokens_of(len(token_ids), candidates),
-            promised_tokens=promised,
+            uncached_tokens=UncachedTokens(len(token_ids), candidates),
+            promised_tokens=Promises(candidates),
             rendered_tokens=len(token_ids),
             stream=True,
             prompt=RenderedPrompt(token_ids),
@@ -74,9 +73,3 @@ class VirtualRouter:
         """The answer ended; None when it broke."""
         kind: OutcomeKind = "ok" if cached_tokens is not None else "upstream_error"
         self._settlement.finished(books, self._targets[worker_id], Outcome(kind, 200, 0.0, cached_tokens=cached_tokens))
-
-
-def _candidate(worker: Worker, matches: Mapping[str, WorkerMatch], promised: Mapping[str, int]) -> Candidate:
-    match = matches.get(worker.worker_id)
-    held, doubted = (match.hit_tokens, match.doubted_tokens) if match else (0, 0)
-    return candidate_of(worker, held, doubted, promised.get(worker.worker_id))

@@ -100,15 +100,8 @@ class Fleet:
 
         Cost: one pass; two where silent ones stay.
         """
-        heard: list[Worker] = []
-        silent = 0
-        for worker in self._workers.values():
-            if worker.healthy and worker.serves(model):
-                if worker.silent_reason is None:
-                    heard.append(worker)
-                else:
-                    silent += 1
-        if silent <= len(heard):
+        heard, silent = self._by_silence(model)
+        if len(silent) <= len(heard):
             return heard
         return [worker for worker in self._workers.values() if worker.healthy and worker.serves(model)]
 
@@ -117,9 +110,17 @@ class Fleet:
 
         Cost: one pass.
         """
-        serving = [worker for worker in self._workers.values() if worker.healthy and worker.serves(model)]
-        silent = [worker for worker in serving if worker.silent_reason is not None]
-        return silent if 2 * len(silent) <= len(serving) else []
+        heard, silent = self._by_silence(model)
+        return silent if len(silent) <= len(heard) else []
+
+    def _by_silence(self, model: str | None) -> tuple[list[Worker], list[Worker]]:
+        """Healthy workers that serve a model: those that are heard, and those whose stream is silent."""
+        heard: list[Worker] = []
+        silent: list[Worker] = []
+        for worker in self._workers.values():
+            if worker.healthy and worker.serves(model):
+                (heard if worker.silent_reason is None else silent).append(worker)
+        return heard, silent
 
     async def start(self) -> None:
         """Add the configured workers and check each once, so that the first request finds them."""

@@ -1,6 +1,6 @@
 """A worker as routing sees it for one prompt: what it holds, what of that counts, what it promises."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvatlas.fleet import Trust, Worker
@@ -8,7 +8,7 @@ from kvatlas.index import IdlePart, PrefixIndex, WorkerMatch
 from kvatlas.rendering import RenderedPrompt
 from kvatlas.routing import Candidate
 
-__all__ = ["HitUse", "Promises", "UncachedTokens", "candidate_of", "candidates_of", "promises_of", "uncached_tokens_of"]
+__all__ = ["HitUse", "Promises", "UncachedTokens", "candidates_of"]
 
 _SYNCED = Trust.SYNCED
 _TRUST_NAMES = {level: level.value for level in Trust}
@@ -47,7 +47,8 @@ def candidates_of(
 
     Args:
         found: worker id -> match; a worker without one holds nothing.
-        promised: worker id -> cached tokens it will report; None: as `promises_of` says.
+        promised: worker id -> cached tokens it will report; None: each match of a worker whose stream and blocks are
+            wholly known is a promise.
         use: tells how long hits went without use; None where nobody can.
 
     Cost: about 1.3 us per worker.
@@ -94,24 +95,6 @@ def candidates_of(
     return candidates
 
 
-def candidate_of(worker: Worker, hit_tokens: int, doubted_tokens: int, promised_tokens: int | None) -> Candidate:
-    """The same for one worker, with so many tokens of the prompt held beyond doubt and in doubt."""
-    worker_id = worker.worker_id
-    match = WorkerMatch(hit_tokens, 0, 1, doubted_tokens=doubted_tokens)
-    promised = {} if promised_tokens is None else {worker_id: promised_tokens}
-    return candidates_of((worker,), {worker_id: match}, promised=promised)[0]
-
-
-def promises_of(workers: Iterable[Worker], found: Mapping[str, WorkerMatch]) -> dict[str, int]:
-    """Cached tokens each worker will report, of those whose stream and blocks are wholly known."""
-    promised = {}
-    for worker in workers:
-        match = found.get(worker.worker_id)
-        if match is not None and match.exact and worker.trust.level is _SYNCED:
-            promised[worker.worker_id] = match.hit_tokens
-    return promised
-
-
 class UncachedTokens:
     """Prompt tokens that each candidate would have to compute, reckoned when asked for: of many, one is sent to.
 
@@ -126,15 +109,8 @@ class UncachedTokens:
 
     def get(self, worker_id: str, default: int) -> int:
         """Those of one worker, at least 1; the default for one that was no candidate. Cost: O(candidates)."""
-        for candidate in self._candidates:
-            if candidate.worker_id == worker_id:
-                return max(1, self._prompt_tokens - round(candidate.believed_tokens))
-        return default
-
-
-def uncached_tokens_of(prompt_tokens: int, candidates: Sequence[Candidate]) -> UncachedTokens:
-    """Prompt tokens that each candidate would have to compute."""
-    return UncachedTokens(prompt_tokens, candidates)
+        candidate = _standing_of(self._candidates, worker_id)
+        return default if candidate is None else max(1, self._prompt_tokens - round(candidate.believed_tokens))
 
 
 class Promises:
@@ -147,7 +123,12 @@ class Promises:
 
     def get(self, worker_id: str, /) -> int | None:
         """Those of one worker; None where it promises nothing. Cost: O(candidates)."""
-        for candidate in self._candidates:
-            if candidate.worker_id == worker_id:
-                return candidate.promised_tokens
-        return None
+        candidate = _standing_of(self._candidates, worker_id)
+        return None if candidate is None else candidate.promised_tokens
+
+
+def _standing_of(candidates: Sequence[Candidate], worker_id: str) -> Candidate | None:
+    for candidate in candidates:
+        if candidate.worker_id == worker_id:
+            return candidate
+    return None

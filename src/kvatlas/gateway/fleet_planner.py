@@ -16,7 +16,7 @@ import msgspec
 from kvatlas.config import ServeConfig
 from kvatlas.errors import ModelNotFound, NoWorkerAvailable, PathNotForwarded, RenderError
 from kvatlas.fleet import Fleet, Trust, Worker
-from kvatlas.gateway.candidates import HitUse, Promises, candidates_of, uncached_tokens_of
+from kvatlas.gateway.candidates import HitUse, Promises, UncachedTokens, candidates_of
 from kvatlas.gateway.forwarded_paths import FORWARDED_PATHS, FORWARDED_PREFIXES, is_forwarded
 from kvatlas.gateway.settlement import Books, Settlement
 from kvatlas.gateway.values import GatewayRequest, Outcome, Plan, Reply, Target
@@ -248,7 +248,7 @@ class FleetPlanner:
         alone = len(matches) == 1 and parsed.unpredictable is None
         chosen_first = (decision.candidates[decision.best], *candidates)
         books = Books(
-            uncached_tokens_of(prompt_tokens, chosen_first),
+            UncachedTokens(prompt_tokens, chosen_first),
             Promises(chosen_first),
             prompt_tokens if len(prompts) == 1 else None,
             parsed.stream,

@@ -28,7 +28,7 @@ class Books(msgspec.Struct):
 
     Attributes:
         uncached_tokens: prompt tokens that each worker would have to compute.
-        promised_tokens: worker id -> cached tokens it will report, where that can be said: only there its uncached
+        promised_tokens: cached tokens that each worker will report, where that can be said: only there its uncached
             tokens are known well enough to measure its speed with.
         rendered_tokens: length of the prompt, if it is one and known.
         prompt: the prompt as it was looked up, if the engine's count will speak of it alone.
@@ -38,7 +38,7 @@ class Books(msgspec.Struct):
     """
 
     uncached_tokens: UncachedTokens
-    promised_tokens: Promises | dict[str, int]
+    promised_tokens: Promises
     rendered_tokens: int | None
     stream: bool
     prompt: RenderedPrompt | None = None

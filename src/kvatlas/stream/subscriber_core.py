@@ -75,7 +75,7 @@ class SubscriberCore:
             self._report("connecting", reason)
 
     def connected(self) -> None:
-        """The connection stands, for the first time or again; all that the one before brought was taken."""
+        """The connection stands, for the first time or again; what comes from now on may be of another life."""
         self.is_connected = True
         self._doubt = None  # it was about the connection before
         self._late_probes, self._probed_seq = 0, None

@@ -10,7 +10,7 @@ from kvatlas.config import ServeConfig, WorkerConfig
 from kvatlas.errors import ConfigError
 from kvatlas.events import BlockRemoved, BlockStored
 from kvatlas.fleet import Cause, EventSource, FleetSpeed, LoadLedger, PrefillSpeed, Trust, TrustState, Worker
-from kvatlas.gateway.candidates import uncached_tokens_of
+from kvatlas.gateway.candidates import UncachedTokens
 from kvatlas.gateway.fleet_planner import FleetPlanner
 from kvatlas.gateway.values import GatewayRequest, Outcome
 from kvatlas.hashing import BlockKeyHasher
@@ -233,7 +233,7 @@ def test_uncached_tokens_are_reckoned_for_the_worker_asked_about() -> None:
     def candidate(name: str, hit: int, confidence: float) -> Candidate:
         return Candidate(name, hit, confidence, 0, 0, 0, 0.0, 1000.0, 0.02, "synced")
 
-    uncached = uncached_tokens_of(100, [candidate("a", 64, 1.0), candidate("b", 64, 0.5), candidate("c", 100, 1.0)])
+    uncached = UncachedTokens(100, [candidate("a", 64, 1.0), candidate("b", 64, 0.5), candidate("c", 100, 1.0)])
     assert [uncached.get(name, 7) for name in "abcd"] == [36, 68, 1, 7]
 
 
