@@ -29,6 +29,7 @@ __all__ = [
     "load_native_index",
     "new_index_core",
     "pack_tokens",
+    "receive_runs",
     "xxh3_64",
     "xxh3_128",
     "xxh3_blocks",
@@ -44,6 +45,7 @@ chain_xxh3_pairs = kernels.chain_xxh3_pairs
 chain_xxh64 = kernels.chain_xxh64
 fnv1a_64 = kernels.fnv1a_64
 pack_tokens = kernels.pack_tokens
+receive_runs = kernels.receive_runs
 xxh3_64 = kernels.xxh3_64
 xxh3_128 = kernels.xxh3_128
 xxh3_blocks = kernels.xxh3_blocks

@@ -29,6 +29,7 @@ __all__ = [
     "chain_xxh64",
     "fnv1a_64",
     "pack_tokens",
+    "receive_runs",
     "xxh3_64",
     "xxh3_128",
     "xxh3_blocks",
@@ -195,34 +196,35 @@ def xxh3_128(data: bytes, seed: int, /) -> bytes:
 
 
 def accept_run(
-    run: list[tuple[int, bytes]],
-    next_seq: int,
+    payloads: list[bytes],
+    seq: int,
     last_ts: float,
     digests: "array[int]",
     must_rise: bool,  # noqa: FBT001 - positional only, as all kernels
     /,
 ) -> tuple[int, float]:
-    """Count the leading batches of a run that follow without a break, and note their digests.
+    """Count the leading batches of a run whose time stamps rise, and note their digests.
 
     Args:
-        run: numbers and payloads of batches, in the order they came.
-        next_seq: the number that follows.
+        payloads: batches that follow one another.
+        seq: number of the first; that of the last is below 2**64.
         last_ts: time stamp of the batch before; that of bytes that are no batch is -inf.
         digests: u64[n], n > 0; that of batch i goes to place i % n: its XXH3-64 under seed 0, or 1 for 0.
         must_rise: stop at a batch that is older than the one before.
 
     Returns:
-        How many follow, and the time stamp of the last of them (`last_ts` when none does).
+        How many there are, and the time stamp of the last of them (`last_ts` when there is none).
     """
-    count = 0
-    for seq, payload in run:
+    for at, payload in enumerate(payloads):
         ts = -math.inf
         if len(payload) >= 10 and 0x92 <= payload[0] <= 0x9F and payload[1] == 0xCB:
             ts = struct.unpack_from(">d", payload, 2)[0]
-        if seq != next_seq or (must_rise and ts < last_ts):
-            break
-        digests[seq % len(digests)] = xxhash.xxh3_64_intdigest(payload, 0) or 1
+        if must_rise and ts < last_ts:
+            return at, last_ts
+        digests[(seq + at) % len(digests)] = xxhash.xxh3_64_intdigest(payload, 0) or 1
         last_ts = ts
-        next_seq += 1
-        count += 1
-    return count, last_ts
+    return len(payloads), last_ts
+
+
+receive_runs = None
+"""There is no twin of the reader of ZMQ sockets: without the extension pyzmq's own calls do its work."""

@@ -50,6 +50,26 @@ cdef extern from "batch_time.h":
     double kva_batch_time(const uint8_t *payload, size_t length)
 
 
+cdef extern from "zmq_frames.h":
+    ctypedef struct kva_zmq:
+        pass
+
+    ctypedef enum kva_zmq_kind:
+        KVA_ZMQ_BATCH
+        KVA_ZMQ_NO_BATCH
+        KVA_ZMQ_FAILED
+
+    ctypedef struct kva_zmq_reader:
+        uint64_t number
+        const uint8_t *payload
+        size_t length
+        int error
+
+    void kva_zmq_open(kva_zmq_reader *reader, const kva_zmq *zmq)
+    kva_zmq_kind kva_zmq_next(kva_zmq_reader *reader, void *socket)
+    void kva_zmq_close(kva_zmq_reader *reader)
+
+
 cdef extern from "fnv1a.h":
     const uint64_t KVA_FNV1A_BASIS
     uint64_t kva_fnv1a_64(const uint8_t *data, size_t length, uint64_t hash)
@@ -248,27 +268,52 @@ def xxh3_128(bytes data not None, seed, /):
     return PyBytes_FromStringAndSize(<const char *>digest, 16)
 
 
-def accept_run(list run not None, uint64_t next_seq, double last_ts, uint64_t[::1] digests not None, bint must_rise, /):
+def accept_run(list payloads not None, uint64_t seq, double last_ts, uint64_t[::1] digests not None, bint must_rise, /):
     cdef kva_xxh3_key key
-    cdef Py_ssize_t at = 0, count = len(run)
+    cdef Py_ssize_t at, count = len(payloads)
     cdef uint64_t digest, room = digests.shape[0]
     cdef double ts
     cdef bytes payload
     if room == 0:
         return 0, last_ts
     kva_xxh3_prepare(&key, 0)
-    while at < count:
-        seq, payload = run[at]
-        if seq != next_seq:
-            break
+    for at in range(count):
+        payload = payloads[at]
         ts = kva_batch_time(<const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload))
         if must_rise and ts < last_ts:
-            break
+            return at, last_ts
         digest = kva_xxh3_64(&key, <const uint8_t *>PyBytes_AsString(payload), <size_t>PyBytes_Size(payload))
-        digests[next_seq % room] = digest if digest else 1
+        digests[(seq + <uint64_t>at) % room] = digest if digest else 1
         last_ts = ts
-        next_seq += 1
-        at += 1
-        if next_seq == 0:  # no number follows the last one
-            break
-    return at, last_ts
+    return count, last_ts
+
+
+def receive_runs(const uint64_t[::1] calls not None, size_t socket, Py_ssize_t most, Py_ssize_t most_bytes, /):
+    cdef kva_zmq_reader reader
+    cdef kva_zmq_kind kind
+    cdef list runs = [], payloads = []
+    cdef uint64_t next_seq = 0
+    cdef Py_ssize_t bad = 0
+    cdef int error = 0
+    if <size_t>calls.shape[0] * sizeof(uint64_t) != sizeof(kva_zmq) or socket == 0:
+        raise ValueError("an open socket and the addresses of seven calls are needed")
+    kva_zmq_open(&reader, <const kva_zmq *>&calls[0])
+    try:
+        while most > 0 and most_bytes > 0:
+            kind = kva_zmq_next(&reader, <void *>socket)
+            if kind == KVA_ZMQ_FAILED:
+                error = reader.error
+                break
+            most -= 1
+            if kind == KVA_ZMQ_NO_BATCH:
+                bad += 1
+                continue
+            if next_seq == 0 or reader.number != next_seq:
+                payloads = []
+                runs.append((reader.number, payloads))
+            next_seq = reader.number + 1
+            payloads.append(PyBytes_FromStringAndSize(<const char *>reader.payload, reader.length))
+            most_bytes -= <Py_ssize_t>reader.length
+    finally:
+        kva_zmq_close(&reader)
+    return runs, bad, error

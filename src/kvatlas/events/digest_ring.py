@@ -35,7 +35,7 @@ class DigestRing:
         wanted = min(self._most, seq - self._first + 1)
         if wanted <= size:
             return
-        grown = array("Q", bytes(8 * min(self._most, max(2 * size, wanted))))
+        grown = array("Q", bytes(8 * min(self._most, max(4 * size, wanted))))
         for old in range(max(self._first, last - size + 1), last + 1):
             grown[old % len(grown)] = self.words[old % size]
         self.words = grown

@@ -33,8 +33,6 @@ from kvatlas.events.steps import (
 
 __all__ = ["SequenceTracker"]
 
-_LAST_SEQ = 2**64 - 1  # the wire has no room for more
-
 
 class SequenceTracker:
     """The order of one publisher's stream. Feed it in arrival order and carry out the steps it returns, in order.
@@ -160,17 +158,20 @@ class SequenceTracker:
             self._ask(steps)
         return steps
 
-    def accept_run(self, run: list[tuple[int, bytes]]) -> int:
+    def accept_run(self, first_seq: int, payloads: list[bytes]) -> int:
         """Take the leading live batches of a run that simply follow, to be applied now; the rest goes to `live`.
+
+        Args:
+            first_seq: number of the first batch.
+            payloads: batches numbered from there on without a hole.
 
         Returns:
             How many. Natively 0.1 us each.
         """
-        if self._token is not None or self._live_seq > self._last or self._last >= _LAST_SEQ:
+        if first_seq != self._last + 1 or self._token is not None or self._live_seq > self._last or not payloads:
             return 0
-        if run and run[0][0] == self._last + 1:
-            self._digests.make_room(self._last, self._last + len(run))
-        count, ts = accept_run(run, self._last + 1, self._last_ts, self._digests.words, self._can_replay)
+        self._digests.make_room(self._last, self._last + len(payloads))
+        count, ts = accept_run(payloads, first_seq, self._last_ts, self._digests.words, self._can_replay)
         if count:
             self._last = self._live_seq = self._last + count
             self._last_ts = self._live_ts = ts
@@ -181,7 +182,7 @@ class SequenceTracker:
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """A batch from the live channel. O(1) unless it ends a wait."""
         steps: list[Step] = []
-        if self.accept_run([(seq, payload)]):
+        if self.accept_run(seq, [payload]):
             return [Apply(seq, payload)]
         ts = batch_time(payload)
         if seq <= self._last or seq <= self._live_seq:
@@ -189,7 +190,7 @@ class SequenceTracker:
             if reason is None:
                 return steps
             self._begin_life(steps, reason, ask=seq > 0)
-            if self.accept_run([(seq, payload)]):
+            if self.accept_run(seq, [payload]):
                 steps.append(Apply(seq, payload))
                 return steps
         self._live_seq, self._live_ts = seq, ts

@@ -5,22 +5,26 @@ engine's queue: a publisher must never wait for us, nor hold for us what we cann
 """
 
 from collections import deque
+from itertools import accumulate
+
+from kvatlas.stream.runs import Run
 
 __all__ = ["LiveInbox"]
 
 
 class LiveInbox:
-    """A queue of (number, payload) that refuses what exceeds its bounds.
+    """A queue of runs that refuses the batches which exceed its bounds.
 
     Args:
         max_batches: how many it holds.
         max_bytes: how many bytes of payload it holds.
     """
 
-    __slots__ = ("_batches", "_bytes", "_max_batches", "_max_bytes", "has_refused")
+    __slots__ = ("_batches", "_bytes", "_max_batches", "_max_bytes", "_runs", "has_refused")
 
     def __init__(self, *, max_batches: int, max_bytes: int) -> None:
-        self._batches: deque[tuple[int, bytes]] = deque()
+        self._runs: deque[tuple[int, list[bytes], int]] = deque()  # the last: bytes of all payloads
+        self._batches = 0
         self._bytes = 0
         self._max_batches = max_batches
         self._max_bytes = max_bytes
@@ -28,25 +32,51 @@ class LiveInbox:
         """Whether a batch was refused since somebody last set this to False."""
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return self._batches
 
-    def put(self, seq: int, payload: bytes) -> bool:
-        """Take a batch; False when there is no room. An empty queue takes any batch. Cost: O(1)."""
-        if self._batches and (len(self._batches) >= self._max_batches or self._bytes + len(payload) > self._max_bytes):
-            self.has_refused = True
-            return False
-        self._batches.append((seq, payload))
-        self._bytes += len(payload)
-        return True
+    def put(self, first_seq: int, payloads: list[bytes]) -> int:
+        """Take a run, or as much of its head as there is room for. An empty queue takes any batch.
 
-    def pop_run(self, max_batches: int, max_bytes: int) -> list[tuple[int, bytes]]:
-        """The oldest batches, one more than `max_bytes` of payload at most; none when there are none. O(batches)."""
-        run: list[tuple[int, bytes]] = []
-        batches = self._batches
-        left = max_bytes
-        while batches and left > 0 and len(run) < max_batches:
-            batch = batches.popleft()
-            left -= len(batch[1])
-            run.append(batch)
-        self._bytes -= max_bytes - left
-        return run
+        Returns:
+            How many batches were refused. Cost: O(batches), 30 ns each.
+        """
+        size = sum(map(len, payloads))
+        refused = 0
+        if self._batches + len(payloads) > self._max_batches or self._bytes + size > self._max_bytes:
+            fitting = self._count_fitting(payloads)
+            refused = len(payloads) - fitting
+            self.has_refused = self.has_refused or refused > 0
+            payloads = payloads[:fitting]
+            size = sum(map(len, payloads))
+        if payloads:
+            self._runs.append((first_seq, payloads, size))
+            self._batches += len(payloads)
+            self._bytes += size
+        return refused
+
+    def _count_fitting(self, payloads: list[bytes]) -> int:
+        free_bytes = self._max_bytes - self._bytes
+        heads = accumulate(map(len, payloads[: self._max_batches - self._batches]))
+        return max(sum(length <= free_bytes for length in heads), 0 if self._batches else 1)
+
+    def pop_run(self, max_batches: int, max_bytes: int) -> Run:
+        """The oldest batches that follow one another, none when there are none. O(batches), O(1) for a run as it came.
+
+        Args:
+            max_batches: how many at most, above 0.
+            max_bytes: of payload; the batch that reaches it is the last.
+        """
+        if not self._runs:
+            return 0, []
+        first_seq, payloads, size = self._runs.popleft()
+        if len(payloads) > max_batches or size > max_bytes:
+            heads = accumulate(map(len, payloads[: max_batches - 1]))
+            count = 1 + sum(length < max_bytes for length in heads)
+            rest = payloads[count:]
+            if rest:
+                rest_size = sum(map(len, rest))
+                self._runs.appendleft((first_seq + count, rest, rest_size))
+                payloads, size = payloads[:count], size - rest_size
+        self._batches -= len(payloads)
+        self._bytes -= size
+        return first_seq, payloads

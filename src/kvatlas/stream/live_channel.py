@@ -5,18 +5,21 @@ from typing import Literal, TypeAlias
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from kvatlas._native import receive_runs
+from kvatlas.stream.libzmq import libzmq_calls
 from kvatlas.stream.replay_channel import split_frames
+from kvatlas.stream.runs import Run, append_batch
 from kvatlas.stream.spread import ms_of
 from kvatlas.stream.subscriber_config import SubscriberConfig
 
-__all__ = ["LinkEvent", "LiveReader", "close_live", "open_live", "read_link_event", "receive_frames"]
+__all__ = ["LinkEvent", "LiveReader", "close_live", "has_message", "open_live", "read_link_event", "receive_frames"]
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 LinkEvent: TypeAlias = Literal["connected", "gone", "failed"]
 
 _NOBLOCK = int(zmq.NOBLOCK)  # as a flag of an enumeration each use would cost a look-up
-_PAYLOAD_HEADS = frozenset(bytes([head]) for head in range(0x90, 0xA0))  # a short msgpack array, as all batches are
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _FAILED = (
     zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -53,7 +56,11 @@ def close_live(live: Socket, monitor: "Socket | None") -> None:
 
 
 def receive_frames(socket: Socket) -> list[bytes]:
-    """The frames of the next message, none when there is no message. As recv_multipart, in half the time."""
+    """The frames of the next message, none when there is no message. As recv_multipart, in half the time.
+
+    Raises:
+        zmq.ZMQError: the socket is closed, or its context is terminated.
+    """
     try:
         frame = socket.recv(_NOBLOCK, copy=False)
     except zmq.Again:
@@ -65,84 +72,57 @@ def receive_frames(socket: Socket) -> list[bytes]:
     return frames
 
 
+def has_message(socket: Socket) -> bool:
+    """Whether a message waits; half the price of an attempt to read one."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
 class LiveReader:
-    """Reads batches from a SUB socket.
+    """Reads batches from a SUB socket: natively through libzmq's own calls, else through pyzmq's."""
 
-    Asking for each frame whether another one follows is most of the cost of a message. So after a row of messages of
-    three frames (topic, number, payload) the next ones are taken to be such, unasked: frames that are out of step show
-    by a number that has not eight bytes or a payload that does not begin as one. Then the way back to a message's
-    start is found by asking; a message of fewer frames may take its neighbour with it, which then shows as a gap.
-    """
-
-    __slots__ = ("_socket", "_usual", "bad_messages", "is_drained")
-
-    _PROOF = 8
+    __slots__ = ("_calls", "_socket", "bad_messages", "is_drained")
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._usual = 0
+        self._calls = libzmq_calls()
         self.bad_messages = 0
         """Messages that were no batch, so far."""
         self.is_drained = False
         """Whether the last call found nothing more to read."""
 
-    def receive_run(self, most: int, most_bytes: int) -> list[tuple[int, bytes]]:
-        """Numbers and payloads of the next batches: up to `most`, and one more than `most_bytes` of payload.
+    def receive_runs(self, most: int, most_bytes: int) -> list[Run]:
+        """The next batches in the order they came: from `most` messages, and one more than `most_bytes` of payload.
 
-        An empty run may be a message that was no batch: `is_drained` tells. Cost: 2 us a batch.
+        There may be none of them a batch: `is_drained` tells whether more is to be read. Cost: natively 0.5 us a batch.
+
+        Raises:
+            zmq.ZMQError: the socket is closed, or its context is terminated.
         """
-        run: list[tuple[int, bytes]] = []
+        if self._calls is None or receive_runs is None or self._socket.closed:
+            return self._receive_slowly(most, most_bytes)
+        runs, bad, error = receive_runs(self._calls, self._socket.underlying, most, most_bytes)
+        self.bad_messages += bad
+        self.is_drained = error == zmq.EAGAIN
+        if error and not self.is_drained:
+            raise zmq.ZMQError(error)
+        return runs
+
+    def _receive_slowly(self, most: int, most_bytes: int) -> list[Run]:
+        runs: list[Run] = []
         self.is_drained = False
-        while len(run) < most and self._usual < self._PROOF:
-            message = self._receive_any()
-            if message is None:
+        while most > 0 and most_bytes > 0:
+            frames = receive_frames(self._socket)
+            if not frames:
                 self.is_drained = True
-                return run
-            if not message:
+                break
+            most -= 1
+            batch = split_frames(frames)
+            if batch is None:
                 self.bad_messages += 1
-                return run
-            run.append(message)
-        receive, heads = self._socket.recv, _PAYLOAD_HEADS
-        whole = True
-        try:
-            while len(run) < most and most_bytes > 0:
-                receive(_NOBLOCK)  # the topic
-                whole = False
-                number, payload = receive(_NOBLOCK), receive(_NOBLOCK)
-                whole = True
-                if len(number) != 8 or payload[:1] not in heads:
-                    run += self._find_step(number, payload)
-                    break
-                run.append((int.from_bytes(number, "big"), payload))
-                most_bytes -= len(payload)
-        except zmq.Again:
-            self.is_drained = whole
-            if not whole:
-                self._lose_step()
-        return run
-
-    def _find_step(self, number: bytes, payload: bytes) -> list[tuple[int, bytes]]:
-        """Go to the start of the next message. Returns the batch, if these frames are one after all."""
-        self._usual = 0
-        in_step = not self._socket.getsockopt(zmq.RCVMORE)
-        while self._socket.getsockopt(zmq.RCVMORE):
-            self._socket.recv()
-        if in_step and len(number) == 8:
-            return [(int.from_bytes(number, "big"), payload)]
-        self.bad_messages += 1
-        return []
-
-    def _lose_step(self) -> None:
-        self._usual = 0
-        self.bad_messages += 1
-
-    def _receive_any(self) -> tuple[int, bytes] | tuple[()] | None:
-        frames = receive_frames(self._socket)
-        if not frames:
-            return None
-        message = split_frames(frames)
-        self._usual = self._usual + 1 if len(frames) == 3 and message is not None else 0
-        return message or ()
+                continue
+            append_batch(runs, *batch)
+            most_bytes -= len(batch[1])
+        return runs
 
 
 def read_link_event(frames: list[bytes]) -> LinkEvent | None:

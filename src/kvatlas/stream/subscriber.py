@@ -19,9 +19,10 @@ from kvatlas.events import AskReplay, SequenceTracker, TrackerLimits
 from kvatlas.stream.context import shared_context
 from kvatlas.stream.endpoints import bind_or_connect
 from kvatlas.stream.inbox import LiveInbox
-from kvatlas.stream.live_channel import LiveReader, close_live, open_live, read_link_event, receive_frames
+from kvatlas.stream.live_channel import LiveReader, close_live, has_message, open_live, read_link_event, receive_frames
 from kvatlas.stream.pacer import ReadPacer
 from kvatlas.stream.replay_channel import ReplayChannel, is_end_of_replay, split_frames
+from kvatlas.stream.runs import Run
 from kvatlas.stream.sink import EventSink
 from kvatlas.stream.spread import Spread
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
@@ -203,10 +204,11 @@ class ZmqEventSubscriber:
             if core.steps:
                 core.carry_out(core.steps.popleft())
             elif inbox or "live" in self._ready:
-                run = inbox.pop_run(self._run_batches, _RUN_BYTES) if inbox else self._read_run(self._run_batches)
+                runs = [inbox.pop_run(self._run_batches, _RUN_BYTES)] if inbox else self._read_runs(self._run_batches)
                 if not core.is_connected:
                     self._read_monitor()  # a connection is told of before what comes over it
-                core.take_run(run)
+                for run in runs:
+                    core.take_run(*run)
                 self._size_runs(now() - before_s)
             elif not self._take_other() and not self._must_ask_again():
                 self._is_behind = False
@@ -233,27 +235,27 @@ class ZmqEventSubscriber:
         self._core.mend()
         return True
 
-    def _read_run(self, most: int) -> list[tuple[int, bytes]]:
+    def _read_runs(self, most: int) -> list[Run]:
         """The next live batches from ZMQ, none when there are none."""
         reader = self._reader
         if reader is None:
             return []
-        run = reader.receive_run(most, _RUN_BYTES)
+        runs = reader.receive_runs(most, _RUN_BYTES)
         self.counters.bad_messages += reader.bad_messages - self._bad_messages
         self._bad_messages = reader.bad_messages
         if reader.is_drained:
             self._ready.discard("live")
-        if run:
+        if runs:
             self._heard()
-        return run
+        return runs
 
     def _read_ahead(self, until_s: float) -> None:
         """Move live batches from ZMQ into our own queue, which refuses what exceeds its bounds."""
         put, now = self._inbox.put, self._clock.monotonic_s
         while "live" in self._ready:
-            for batch in self._read_run(_RUN_BATCHES):
-                if not put(*batch):
-                    self.counters.overflowed += 1
+            for run in self._read_runs(_RUN_BATCHES):
+                if refused := put(*run):
+                    self.counters.overflowed += refused
                     self._core.must_mend = True
                     self._core.report_syncing()
             if now() >= until_s:
@@ -317,8 +319,10 @@ class ZmqEventSubscriber:
                 self._core.take_replayed(*message)
 
     def _read_monitor(self) -> None:
-        while frames := self._frames("monitor"):
-            self._on_connection_event(frames)
+        monitor = self._sockets["monitor"]
+        while has_message(monitor):
+            self._on_connection_event(receive_frames(monitor))
+        self._ready.discard("monitor")
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
         event = read_link_event(frames)
@@ -333,8 +337,9 @@ class ZmqEventSubscriber:
     def _on_connected(self) -> None:
         """Hand over what was read before, then tell the tracker; what ZMQ still holds may be of another life."""
         while self._inbox:
-            for batch in self._inbox.pop_run(_RUN_BATCHES, _RUN_BYTES):
-                self._core.take_later(*batch)
+            first_seq, payloads = self._inbox.pop_run(_RUN_BATCHES, _RUN_BYTES)
+            for seq, payload in enumerate(payloads, first_seq):
+                self._core.take_later(seq, payload)
         self._core.connected()
         self._ready.add("live")
 

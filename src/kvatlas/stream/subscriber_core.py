@@ -102,17 +102,18 @@ class SubscriberCore:
 
     def take(self, seq: int, payload: bytes) -> None:
         """A live batch. One that simply follows is delivered at once; else `steps` say what to do."""
-        self.take_run([(seq, payload)])
+        self.take_run(seq, [payload])
 
-    def take_run(self, run: list[tuple[int, bytes]]) -> None:
-        """Live batches in the order they came: `take` for each, in one call of a `RunSink` where they follow."""
-        at = 0
-        while at < len(run):
-            if not self.steps and (count := self.tracker.accept_run(run[at:] if at else run)):
-                self._deliver_run([payload for _, payload in run[at : at + count]])
-                at += count
+    def take_run(self, first_seq: int, payloads: list[bytes]) -> None:
+        """Live batches numbered without a hole: `take` for each, in one call of a `RunSink` where they can be."""
+        at, count = 0, len(payloads)
+        while at < count:
+            rest = payloads[at:] if at else payloads
+            if not self.steps and (accepted := self.tracker.accept_run(first_seq + at, rest)):
+                self._deliver_run(rest if accepted == len(rest) else rest[:accepted])
+                at += accepted
             else:
-                self.take_later(*run[at])
+                self.take_later(first_seq + at, payloads[at])
                 at += 1
 
     def take_later(self, seq: int, payload: bytes) -> None:
