@@ -7,6 +7,7 @@ The tree (catch the highest name that means the same to you)::
     ├── HashingError             token ids, extra keys or algorithm cannot be hashed
     ├── EventDecodeError         bytes on the event stream are not what an engine sends
     ├── SequenceGapError         batches are missing and replay could not return them
+    ├── StreamPeerError          who answers at an event stream's endpoint is no publisher
     ├── PublisherClosed          something was to be published after close
     ├── IndexStateError          the index was asked for something its state does not allow
     ├── PrefixCacheError         the engine-side prefix cache was driven against its rules
@@ -46,6 +47,7 @@ __all__ = [
     "PublisherClosed",
     "RenderError",
     "SequenceGapError",
+    "StreamPeerError",
     "UpstreamConnectError",
     "UpstreamError",
     "UpstreamTimeoutError",
@@ -90,6 +92,13 @@ class SequenceGapError(KvAtlasError):
     """Batches are missing and replay did not return them: what was learnt before is unconfirmed."""
 
     code = "sequence_gap"
+    http_status = 502
+
+
+class StreamPeerError(KvAtlasError):
+    """Who answers at an event stream's endpoint is no publisher that can be followed: check host and port."""
+
+    code = "stream_peer_error"
     http_status = 502
 
 

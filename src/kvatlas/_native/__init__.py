@@ -30,6 +30,7 @@ __all__ = [
     "new_index_core",
     "pack_tokens",
     "receive_runs",
+    "scan_zmtp",
     "xxh3_64",
     "xxh3_128",
     "xxh3_blocks",
@@ -46,6 +47,7 @@ chain_xxh64 = kernels.chain_xxh64
 fnv1a_64 = kernels.fnv1a_64
 pack_tokens = kernels.pack_tokens
 receive_runs = kernels.receive_runs
+scan_zmtp = kernels.scan_zmtp
 xxh3_64 = kernels.xxh3_64
 xxh3_128 = kernels.xxh3_128
 xxh3_blocks = kernels.xxh3_blocks

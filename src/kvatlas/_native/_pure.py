@@ -30,6 +30,7 @@ __all__ = [
     "fnv1a_64",
     "pack_tokens",
     "receive_runs",
+    "scan_zmtp",
     "xxh3_64",
     "xxh3_128",
     "xxh3_blocks",
@@ -228,3 +229,74 @@ def accept_run(
 
 receive_runs = None
 """There is no twin of the reader of ZMQ sockets: without the extension pyzmq's own calls do its work."""
+
+
+def scan_zmtp(
+    received: memoryview,
+    count: int,
+    pending: int | None,
+    most_bytes: int,
+    /,
+) -> tuple[list[tuple[int, list[bytes]]], int, list[bytes], int, int, int | None]:
+    """Read batches from the bytes of a ZMTP 3 connection after its handshake.
+
+    A message that is a batch has at least two frames: a number of eight bytes and, last, the payload.
+
+    Args:
+        received: u8[>= count].
+        count: how many bytes came, at least 1; what a call before did not consume comes first.
+        pending: what a call before returned as such; None at the start.
+        most_bytes: a frame's bound.
+
+    Returns:
+        Runs of batches that follow by number (the first number, the payloads); how many messages were no batch; the
+        bodies of commands; how many bytes are done with; how many the next frame takes, as far as is known, or 0 when
+        these are no frames or the next one is above the bound; and of a message that has begun the last frame: its
+        value if it can be a number, else -1, or None if none has begun.
+
+    Raises:
+        ValueError: no bytes, or more than the buffer has.
+
+    Cost: natively 0.2 us a batch, most of it the copy of the payload.
+    """
+    if not 0 < count <= len(received):
+        raise ValueError("from 1 byte to as many as the buffer has")
+    runs: list[tuple[int, list[bytes]]] = []
+    commands: list[bytes] = []
+    next_seq = bad = at = 0
+    while True:
+        wanted, data = _next_frame(received[at:count], most_bytes)
+        if data is None:
+            return runs, bad, commands, at, wanted, pending
+        flags = received[at]
+        at += wanted
+        if flags & _COMMAND:
+            commands.append(bytes(data))
+        elif flags & _MORE:
+            pending = int.from_bytes(data, "big") if len(data) == 8 else -1
+        elif pending is None or pending < 0:
+            pending = None
+            bad += 1
+        else:
+            if next_seq == 0 or pending != next_seq:
+                runs.append((pending, []))
+            runs[-1][1].append(bytes(data))
+            next_seq = (pending + 1) % 2**64
+            pending = None
+
+
+_MORE, _LONG, _COMMAND = 1, 2, 4
+
+
+def _next_frame(left: memoryview, most_bytes: int) -> tuple[int, memoryview | None]:
+    """Bytes of the next frame with its head, 0 if it is none, and what is in it if it is whole."""
+    flags = left[0] if left else 0
+    head = 9 if flags & _LONG else 2
+    if flags > _MORE | _LONG | _COMMAND or (flags & _COMMAND and flags & _MORE):
+        return 0, None
+    if len(left) < head:
+        return head, None
+    size = int.from_bytes(left[1:head], "big")
+    if size > most_bytes:
+        return 0, None
+    return head + size, left[head : head + size] if len(left) >= head + size else None

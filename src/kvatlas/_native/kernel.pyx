@@ -70,6 +70,28 @@ cdef extern from "zmq_frames.h":
     void kva_zmq_close(kva_zmq_reader *reader)
 
 
+cdef extern from "zmtp.h":
+    ctypedef enum kva_zmtp_kind:
+        KVA_ZMTP_WANTS_MORE
+        KVA_ZMTP_BATCH
+        KVA_ZMTP_NO_BATCH
+        KVA_ZMTP_COMMAND
+        KVA_ZMTP_BROKEN
+
+    ctypedef enum kva_zmtp_state:
+        KVA_ZMTP_BETWEEN
+        KVA_ZMTP_NO_NUMBER
+        KVA_ZMTP_NUMBER
+
+    ctypedef struct kva_zmtp:
+        kva_zmtp_state state
+        uint64_t number
+        const uint8_t *data
+        size_t length
+
+    kva_zmtp_kind kva_zmtp_next(kva_zmtp *zmtp, const uint8_t *bytes, size_t count, size_t most_bytes, size_t *at)
+
+
 cdef extern from "fnv1a.h":
     const uint64_t KVA_FNV1A_BASIS
     uint64_t kva_fnv1a_64(const uint8_t *data, size_t length, uint64_t hash)
@@ -317,3 +339,33 @@ def receive_runs(const uint64_t[::1] calls not None, size_t socket, Py_ssize_t m
     finally:
         kva_zmq_close(&reader)
     return runs, bad, error
+
+
+def scan_zmtp(const uint8_t[::1] received not None, Py_ssize_t count, pending, size_t most_bytes, /):
+    cdef kva_zmtp zmtp
+    cdef kva_zmtp_kind kind = KVA_ZMTP_COMMAND
+    cdef list runs = [], payloads = [], commands = []
+    cdef uint64_t next_seq = 0
+    cdef Py_ssize_t bad = 0
+    cdef size_t at = 0
+    if not 0 < count <= received.shape[0]:
+        raise ValueError("from 1 byte to as many as the buffer has")
+    zmtp.number = 0 if pending is None or pending < 0 else pending
+    zmtp.state = KVA_ZMTP_BETWEEN if pending is None else KVA_ZMTP_NO_NUMBER if pending < 0 else KVA_ZMTP_NUMBER
+    while kind != KVA_ZMTP_WANTS_MORE and kind != KVA_ZMTP_BROKEN:
+        kind = kva_zmtp_next(&zmtp, &received[0], <size_t>count, most_bytes, &at)
+        if kind == KVA_ZMTP_BATCH:
+            if next_seq == 0 or zmtp.number != next_seq:
+                payloads = []
+                runs.append((zmtp.number, payloads))
+            next_seq = zmtp.number + 1
+            payloads.append(PyBytes_FromStringAndSize(<const char *>zmtp.data, zmtp.length))
+        elif kind == KVA_ZMTP_NO_BATCH:
+            bad += 1
+        elif kind == KVA_ZMTP_COMMAND:
+            commands.append(PyBytes_FromStringAndSize(<const char *>zmtp.data, zmtp.length))
+    if zmtp.state == KVA_ZMTP_BETWEEN:
+        pending = None
+    else:
+        pending = zmtp.number if zmtp.state == KVA_ZMTP_NUMBER else -1
+    return runs, bad, commands, at, 0 if kind == KVA_ZMTP_BROKEN else zmtp.length, pending

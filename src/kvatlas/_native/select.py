@@ -27,6 +27,7 @@ NAMES = (
     "fnv1a_64",
     "pack_tokens",
     "receive_runs",
+    "scan_zmtp",
     "xxh3_64",
     "xxh3_128",
     "xxh3_blocks",
@@ -60,6 +61,9 @@ class Kernels(Protocol):
         error if it stopped the reading.
         """
 
+    def scan_zmtp(
+        self, received: memoryview, count: int, pending: int | None, most_bytes: int, /
+    ) -> tuple[list[tuple[int, list[bytes]]], int, list[bytes], int, int, int | None]: ...
     def pack_tokens(self, token_ids: Sequence[int], /) -> memoryview: ...
     def chain_sha256_cbor(
         self, token_ids: Sequence[int], block_size: int, parent: bytes, extras: Sequence[bytes | None] | None = None, /

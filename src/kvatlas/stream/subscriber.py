@@ -1,39 +1,37 @@
 """The subscriber: sockets and timers around `SubscriberCore`, on whatever asyncio loop runs.
 
-The sockets' file descriptors are watched directly: no task or future per message, and the same code under uvloop. A
-descriptor tells only that a socket's state changed, so every wake-up reads until the socket is empty, in turns of
-about a millisecond. A stream that is busy is not watched at all: it is read every few milliseconds together with all
-other busy ones, because a wake-up costs more than a batch.
+The sockets' file descriptors are watched directly: no task or future per message, and the same code under uvloop.
+Every wake-up reads until nothing is left, in turns of about a millisecond. A stream that is busy is not watched at all:
+it is read every few milliseconds together with all other busy ones, because a wake-up costs more than a batch.
 """
 
 import asyncio
 import math
 import random
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import zmq
 
 from kvatlas.clock import Clock
 from kvatlas.events import AskReplay, SequenceTracker, TrackerLimits
 from kvatlas.stream.context import shared_context
-from kvatlas.stream.endpoints import bind_or_connect
 from kvatlas.stream.inbox import LiveInbox
-from kvatlas.stream.live_channel import LiveReader, close_live, has_message, open_live, read_link_event, receive_frames
+from kvatlas.stream.link import LiveLink
 from kvatlas.stream.pacer import ReadPacer
 from kvatlas.stream.replay_channel import ReplayChannel, is_end_of_replay, split_frames
-from kvatlas.stream.runs import Run
 from kvatlas.stream.sink import EventSink
 from kvatlas.stream.spread import Spread
 from kvatlas.stream.subscriber_config import StreamCounters, SubscriberConfig
 from kvatlas.stream.subscriber_core import SubscriberCore
+from kvatlas.stream.tcp_link import TcpLink, tcp_address
+from kvatlas.stream.zmq_link import ZmqLink, receive_frames
 
 __all__ = ["ZmqEventSubscriber"]
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
-Channel: TypeAlias = Literal["monitor", "replay", "live"]
 
-_RUN_BATCHES, _RUN_BYTES = 32, 64 * 1024
+_RUN_BATCHES, _RUN_BYTES = 64, 96 * 1024
 """The most that is delivered without a look at the clock."""
 
 
@@ -62,15 +60,15 @@ class ZmqEventSubscriber:
             config, sink, counters=counters or StreamCounters(), ask=self._ask_later, spread=self._spread, limits=limits
         )
         self._replay: ReplayChannel | None = None
-        self._reader: LiveReader | None = None
-        self._sockets: dict[Channel, Socket] = {}
-        self._ready: set[Channel] = set()
+        self._replay_socket: Socket | None = None
+        self._link = _link_of(config, self._context, self._spread)
+        self._live_is_ready = self._replay_is_ready = False
         self._inbox = LiveInbox(max_batches=config.max_queue_batches, max_bytes=config.max_queue_bytes)
         self._run_batches = 1
         self._turn_is_due = False
         self._is_behind = False  # whether the last turn ended with work left
-        self._bad_messages = 0  # those of the reader that are counted
-        self._is_paced = False  # whether the live socket is read by the clock, and not watched
+        self._bad_messages = 0  # those of the link that are counted
+        self._is_paced = False  # whether the link is read by the clock, and not watched
         self._heard_s = (-math.inf, -math.inf)  # when live batches were found, the last time and the one before
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._answer_by_s = 0.0
@@ -114,7 +112,7 @@ class ZmqEventSubscriber:
         """Ask for the tail now, as if the stream had been quiet for long. Nothing happens while a replay runs."""
         if self._core.is_connected:
             self._core.probe()
-            self._on_readable("live")
+            self._on_live()
 
     def distrust(self, reason: str) -> None:
         """Somebody knows better than the sockets that the stream is dead: report it lost until it brings a batch."""
@@ -124,50 +122,39 @@ class ZmqEventSubscriber:
 
     def _open(self) -> None:
         config = self._config
-        pauses_ms = self._spread.pauses_ms(config)
-        live, self._sockets["monitor"] = open_live(self._context, config, pauses_ms)
-        self._sockets["live"] = live
-        self._reader = LiveReader(live)
+        self._core.connecting(f"no connection to {config.endpoint} yet")
         if config.replay_endpoint is not None:
             self._replay = ReplayChannel(
                 self._context,
                 config.replay_endpoint,
                 max_message_bytes=config.max_message_bytes,
-                reconnect_ms=pauses_ms,
+                reconnect_ms=self._spread.pauses_ms(config),
             )
-            self._sockets["replay"] = self._replay.connect()
-            self._watch("replay")
-        self._core.connecting(f"no connection to {config.endpoint} yet")
-        bind_or_connect(live, config.endpoint, bind=config.bind)
-        for channel in ("monitor", "live"):
-            self._watch(channel)
-        if config.endpoint.startswith("inproc://"):
-            self._on_connected()  # within one process there is no connection to hear of
+            self._use_replay_socket(self._replay.connect())
+        self._link.open(self._on_live)
         self._core.start_probing(self._loop.time())
         self._arm_probe()
 
-    def _watch(self, channel: Channel) -> None:
-        self._loop.add_reader(self._sockets[channel].fileno(), self._on_readable, channel)
-        self._on_readable(channel)
-
-    def _unwatch(self, channel: Channel) -> None:
-        self._ready.discard(channel)
-        socket = self._sockets.pop(channel, None)
-        if socket is not None and not socket.closed:
-            self._loop.remove_reader(socket.fileno())
+    def _use_replay_socket(self, socket: "Socket | None") -> None:
+        """Watch this socket for answers and no other."""
+        if socket is self._replay_socket:
+            return
+        if self._replay_socket is not None and not self._replay_socket.closed:
+            self._loop.remove_reader(self._replay_socket.fileno())
+        self._replay_socket = socket
+        self._replay_is_ready = False
+        if socket is not None:
+            self._loop.add_reader(socket.fileno(), self._on_answer)
 
     def _shut(self) -> None:
         self.close()
         self._pacer.discard(self._read_again)
         for timer in self._timers.values():
             timer.cancel()
-        live, monitor = self._sockets.get("live"), self._sockets.get("monitor")
-        for channel in tuple(self._sockets):
-            self._unwatch(channel)
+        self._use_replay_socket(None)
         if self._replay is not None:
             self._replay.close()
-        if live is not None:
-            close_live(live, monitor)
+        self._link.close()
 
     def _set_timer(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         previous = self._timers.get(name)
@@ -177,8 +164,15 @@ class ZmqEventSubscriber:
 
     # -- turns --
 
-    def _on_readable(self, channel: Channel) -> None:
-        self._ready.add(channel)
+    def _on_live(self) -> None:
+        self._live_is_ready = True
+        self._call_turn()
+
+    def _on_answer(self) -> None:
+        self._replay_is_ready = True
+        self._call_turn()
+
+    def _call_turn(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
@@ -189,8 +183,8 @@ class ZmqEventSubscriber:
         if self._closing.is_set():
             return
         if self._is_paced:
-            self._ready.add("live")  # nobody tells: a long delivery must not leave it unread
-        self._read_monitor()
+            self._live_is_ready = True  # nobody tells: a long delivery must not leave it unread
+        self._take_events()
         core, inbox, now = self._core, self._inbox, self._clock.monotonic_s
         turn_s = self._config.turn_s
         start_s = before_s = now()
@@ -203,28 +197,25 @@ class ZmqEventSubscriber:
                 return
             if core.steps:
                 core.carry_out(core.steps.popleft())
-            elif inbox or "live" in self._ready:
-                runs = [inbox.pop_run(self._run_batches, _RUN_BYTES)] if inbox else self._read_runs(self._run_batches)
-                if not core.is_connected:
-                    self._read_monitor()  # a connection is told of before what comes over it
-                for run in runs:
-                    core.take_run(*run)
+            elif inbox or self._live_is_ready:
+                if not inbox:
+                    self._read_live()
+                core.take_run(*inbox.pop_run(self._run_batches, _RUN_BYTES))
                 self._size_runs(now() - before_s)
-            elif not self._take_other() and not self._must_ask_again():
+            elif not self._take_answer() and not self._must_ask_again():
                 self._is_behind = False
                 core.report_order()
                 self._rest()
                 return
             before_s = now()
         self._is_behind = True
-        self._turn_is_due = True
-        self._loop.call_soon(self._turn)
+        self._call_turn()
 
     def _size_runs(self, took_s: float) -> None:
-        """Runs take an eighth to a quarter of a turn, however slow the receiver is."""
-        if took_s > self._config.turn_s / 4:
+        """Runs take a quarter to half of a turn, however slow the receiver is."""
+        if took_s > self._config.turn_s / 2:
             self._run_batches = max(1, self._run_batches // 2)
-        elif took_s < self._config.turn_s / 8:
+        elif took_s < self._config.turn_s / 4:
             self._run_batches = min(_RUN_BATCHES, 2 * self._run_batches)
 
     def _must_ask_again(self) -> bool:
@@ -235,65 +226,57 @@ class ZmqEventSubscriber:
         self._core.mend()
         return True
 
-    def _read_runs(self, most: int) -> list[Run]:
-        """The next live batches from ZMQ, none when there are none."""
-        reader = self._reader
-        if reader is None:
-            return []
-        runs = reader.receive_runs(most, _RUN_BYTES)
-        self.counters.bad_messages += reader.bad_messages - self._bad_messages
-        self._bad_messages = reader.bad_messages
-        if reader.is_drained:
-            self._ready.discard("live")
-        if runs:
-            self._heard()
-        return runs
+    def _read_live(self) -> None:
+        """Move some live batches from the link into our own queue, which refuses what exceeds its bounds."""
+        link = self._link
+        runs = link.receive_runs()
+        self._live_is_ready = not link.is_drained
+        self.counters.bad_messages += link.bad_messages - self._bad_messages
+        self._bad_messages = link.bad_messages
+        if not runs:
+            return
+        if not self._core.is_connected:
+            self._take_events()  # a connection is told of before what comes over it
+        self._heard()
+        for run in runs:
+            if refused := self._inbox.put(*run):
+                self.counters.overflowed += refused
+                self._core.must_mend = True
+                self._core.report_syncing()
 
     def _read_ahead(self, until_s: float) -> None:
-        """Move live batches from ZMQ into our own queue, which refuses what exceeds its bounds."""
-        put, now = self._inbox.put, self._clock.monotonic_s
-        while "live" in self._ready:
-            for run in self._read_runs(_RUN_BATCHES):
-                if refused := put(*run):
-                    self.counters.overflowed += refused
-                    self._core.must_mend = True
-                    self._core.report_syncing()
-            if now() >= until_s:
+        while self._live_is_ready:
+            self._read_live()
+            if self._clock.monotonic_s() >= until_s:
                 return
 
-    def _take_other(self) -> bool:
-        """Take in one message that is not live, if any; a replay must not declare lost what waits to be read."""
-        if "monitor" in self._ready:
-            self._read_monitor()
-            return True
-        if "replay" in self._ready and (frames := self._frames("replay")):
+    def _take_answer(self) -> bool:
+        """Take in one replayed message, if any; a replay must not declare lost what waits to be read."""
+        if not self._replay_is_ready or self._replay_socket is None:
+            return False
+        frames = receive_frames(self._replay_socket)
+        if frames:
             self._on_replayed(frames)
-            return True
-        return bool(self._ready)
-
-    def _frames(self, channel: Channel) -> list[bytes]:
-        """The next message of a channel, empty when there is none."""
-        frames = receive_frames(self._sockets[channel])
-        if not frames:
-            self._ready.discard(channel)
-        return frames
+        else:
+            self._replay_is_ready = False
+        return True
 
     # -- busy streams --
 
     def _rest(self) -> None:
-        """All is taken: watch the live socket, or read it by the clock while batches come thick and fast."""
+        """All is taken: watch the link, or read it by the clock while batches come thick and fast."""
         if self._loop.time() - self._heard_s[0] < 2 * self._pacer.interval_s:
             if not self._is_paced:
                 self._is_paced = True
-                self._loop.remove_reader(self._sockets["live"].fileno())
+                self._link.unwatch()
             self._pacer.call_next(self._loop, self._read_again)
         elif self._is_paced:
             self._is_paced = False
-            self._watch("live")
+            self._link.watch()
 
     def _read_again(self) -> None:
         if not self._closing.is_set():
-            self._on_readable("live")
+            self._on_live()
 
     # -- what came --
 
@@ -318,30 +301,24 @@ class ZmqEventSubscriber:
             else:
                 self._core.take_replayed(*message)
 
-    def _read_monitor(self) -> None:
-        monitor = self._sockets["monitor"]
-        while has_message(monitor):
-            self._on_connection_event(receive_frames(monitor))
-        self._ready.discard("monitor")
-
-    def _on_connection_event(self, frames: list[bytes]) -> None:
-        event = read_link_event(frames)
+    def _take_events(self) -> None:
         endpoint = self._config.endpoint
-        if event == "connected":
-            self._on_connected()
-        elif event == "gone":
-            self._core.gone(f"the connection to {endpoint} is gone; trying again")
-        elif event == "failed":
-            self._core.connecting(f"{endpoint} cannot be reached; check host and port; trying again for ever")
+        for event in self._link.take_events():
+            if event.kind == "connected":
+                self._on_connected()
+            elif event.kind == "gone":
+                self._core.gone(f"{endpoint}: {event.reason}; trying again")
+            else:
+                self._core.connecting(f"{endpoint} cannot be reached: {event.reason}; trying again for ever")
 
     def _on_connected(self) -> None:
-        """Hand over what was read before, then tell the tracker; what ZMQ still holds may be of another life."""
+        """Hand over what was read before, then tell the tracker; what the link still holds may be of another life."""
         while self._inbox:
             first_seq, payloads = self._inbox.pop_run(_RUN_BATCHES, _RUN_BYTES)
             for seq, payload in enumerate(payloads, first_seq):
                 self._core.take_later(seq, payload)
         self._core.connected()
-        self._ready.add("live")
+        self._live_is_ready = True
 
     # -- questions --
 
@@ -353,14 +330,11 @@ class ZmqEventSubscriber:
         if self._replay is None or not self._core.is_wanted(step):
             return
         now_s = self._loop.time()
-        renewed = self._replay.needs_new_socket()
-        if renewed:
-            self._unwatch("replay")
-        self._sockets["replay"] = self._replay.ask(step.from_seq)
-        if renewed:
-            self._watch("replay")
+        if self._replay.needs_new_socket():
+            self._use_replay_socket(None)
+        self._use_replay_socket(self._replay.ask(step.from_seq))
         self._core.asked(step, now_s)
-        self._on_readable("replay")
+        self._on_answer()
         self._answer_by_s = now_s + self._config.replay_timeout_s
         self._set_timer("answer", self._config.replay_timeout_s, lambda: self._check_answer(step))
 
@@ -369,13 +343,13 @@ class ZmqEventSubscriber:
         if not self._core.is_wanted(step):
             return
         wait_s = self._answer_by_s - self._loop.time()
-        if self._core.steps or "replay" in self._ready:
+        if self._core.steps or self._replay_is_ready:
             wait_s = max(wait_s, 0.05)
         if wait_s > 0:
             self._set_timer("answer", wait_s, lambda: self._check_answer(step))
             return
         self._core.end_replay(step.token, complete=False)
-        self._on_readable("live")
+        self._on_live()
 
     def _arm_probe(self) -> None:
         self._set_timer("probe", self._core.probe_due_s - self._loop.time(), self._probe_if_quiet)
@@ -383,6 +357,12 @@ class ZmqEventSubscriber:
     def _probe_if_quiet(self) -> None:
         now_s = self._loop.time()
         if now_s >= self._core.probe_due_s:
-            self._core.probe_quiet_stream(now_s, idle=not self._core.steps and not self._ready and not self._inbox)
-            self._on_readable("live")
+            busy = self._core.steps or self._inbox or self._live_is_ready or self._replay_is_ready
+            self._core.probe_quiet_stream(now_s, idle=not busy)
+            self._on_live()
         self._arm_probe()
+
+
+def _link_of(config: SubscriberConfig, context: "zmq.Context[Socket]", spread: Spread) -> LiveLink:
+    address = None if config.bind else tcp_address(config.endpoint)
+    return ZmqLink(context, config, spread) if address is None else TcpLink(address, config, spread)

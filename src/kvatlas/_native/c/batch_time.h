@@ -13,7 +13,7 @@ static inline double kva_batch_time(const uint8_t *payload, size_t length)
 {
     if (length < 10 || payload[0] < 0x92 || payload[0] > 0x9f || payload[1] != 0xcb)
         return -INFINITY;
-    uint64_t bits = (uint64_t)kva_load32be(payload + 2) << 32 | kva_load32be(payload + 6);
+    uint64_t bits = kva_load64be(payload + 2);
     double ts;
     memcpy(&ts, &bits, sizeof ts);
     return ts;

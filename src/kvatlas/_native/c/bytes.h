@@ -21,6 +21,11 @@ static inline uint32_t kva_load32be(const uint8_t *p)
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
 }
 
+static inline uint64_t kva_load64be(const uint8_t *p)
+{
+    return (uint64_t)kva_load32be(p) << 32 | kva_load32be(p + 4);
+}
+
 static inline void kva_store32le(uint8_t *p, uint32_t v)
 {
     p[0] = (uint8_t)v;

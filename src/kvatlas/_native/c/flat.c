@@ -41,7 +41,7 @@ static int grow(kva_flat *flat, kva_segment *segment)
 {
     if (!segment->slots)
         return resize(flat, segment, first_capacity(flat, segment));
-    uint32_t more = segment->capacity < SMALL_SLOTS ? segment->capacity : segment->capacity / 4;
+    uint32_t more = segment->capacity < SMALL_SLOTS ? segment->capacity : segment->capacity / 2;
     return segment->capacity <= UINT32_MAX / 2 && resize(flat, segment, segment->capacity + more);
 }
 

@@ -28,8 +28,7 @@ kva_zmq_kind kva_zmq_next(kva_zmq_reader *reader, void *socket)
     kva_zmq_msg *number = &reader->frames[count % 2];
     if (count < 2 || zmq->msg_size(number) != 8)
         return KVA_ZMQ_NO_BATCH;
-    const uint8_t *bytes = zmq->msg_data(number);
-    reader->number = (uint64_t)kva_load32be(bytes) << 32 | kva_load32be(bytes + 4);
+    reader->number = kva_load64be(zmq->msg_data(number));
     reader->payload = zmq->msg_data(last);
     reader->length = zmq->msg_size(last);
     return KVA_ZMQ_BATCH;
