@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Full at 13/16, doubled while small and then grown by a quarter; shrunk below 1/4 to twice the need. */
+/* Full at 13/16, doubled while small and then grown by half; shrunk below 1/4 to twice the need. */
 enum { FIRST_SLOTS = 16, SMALL_SLOTS = 512, FULL_NUMERATOR = 13, FULL_DENOMINATOR = 16 };
 
 static uint32_t limit_of(uint32_t capacity)
