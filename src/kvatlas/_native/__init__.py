@@ -29,7 +29,6 @@ __all__ = [
     "load_native_index",
     "new_index_core",
     "pack_tokens",
-    "receive_runs",
     "scan_zmtp",
     "xxh3_64",
     "xxh3_128",
@@ -46,7 +45,6 @@ chain_xxh3_pairs = kernels.chain_xxh3_pairs
 chain_xxh64 = kernels.chain_xxh64
 fnv1a_64 = kernels.fnv1a_64
 pack_tokens = kernels.pack_tokens
-receive_runs = kernels.receive_runs
 scan_zmtp = kernels.scan_zmtp
 xxh3_64 = kernels.xxh3_64
 xxh3_128 = kernels.xxh3_128

@@ -29,7 +29,6 @@ __all__ = [
     "chain_xxh64",
     "fnv1a_64",
     "pack_tokens",
-    "receive_runs",
     "scan_zmtp",
     "xxh3_64",
     "xxh3_128",
@@ -225,10 +224,6 @@ def accept_run(
         digests[(seq + at) % len(digests)] = xxhash.xxh3_64_intdigest(payload, 0) or 1
         last_ts = ts
     return len(payloads), last_ts
-
-
-receive_runs = None
-"""There is no twin of the reader of ZMQ sockets: without the extension pyzmq's own calls do its work."""
 
 
 def scan_zmtp(

@@ -50,26 +50,6 @@ cdef extern from "batch_time.h":
     double kva_batch_time(const uint8_t *payload, size_t length)
 
 
-cdef extern from "zmq_frames.h":
-    ctypedef struct kva_zmq:
-        pass
-
-    ctypedef enum kva_zmq_kind:
-        KVA_ZMQ_BATCH
-        KVA_ZMQ_NO_BATCH
-        KVA_ZMQ_FAILED
-
-    ctypedef struct kva_zmq_reader:
-        uint64_t number
-        const uint8_t *payload
-        size_t length
-        int error
-
-    void kva_zmq_open(kva_zmq_reader *reader, const kva_zmq *zmq)
-    kva_zmq_kind kva_zmq_next(kva_zmq_reader *reader, void *socket)
-    void kva_zmq_close(kva_zmq_reader *reader)
-
-
 cdef extern from "zmtp.h":
     ctypedef enum kva_zmtp_kind:
         KVA_ZMTP_WANTS_MORE
@@ -308,37 +288,6 @@ def accept_run(list payloads not None, uint64_t seq, double last_ts, uint64_t[::
         digests[(seq + <uint64_t>at) % room] = digest if digest else 1
         last_ts = ts
     return count, last_ts
-
-
-def receive_runs(const uint64_t[::1] calls not None, size_t socket, Py_ssize_t most, Py_ssize_t most_bytes, /):
-    cdef kva_zmq_reader reader
-    cdef kva_zmq_kind kind
-    cdef list runs = [], payloads = []
-    cdef uint64_t next_seq = 0
-    cdef Py_ssize_t bad = 0
-    cdef int error = 0
-    if <size_t>calls.shape[0] * sizeof(uint64_t) != sizeof(kva_zmq) or socket == 0:
-        raise ValueError("an open socket and the addresses of seven calls are needed")
-    kva_zmq_open(&reader, <const kva_zmq *>&calls[0])
-    try:
-        while most > 0 and most_bytes > 0:
-            kind = kva_zmq_next(&reader, <void *>socket)
-            if kind == KVA_ZMQ_FAILED:
-                error = reader.error
-                break
-            most -= 1
-            if kind == KVA_ZMQ_NO_BATCH:
-                bad += 1
-                continue
-            if next_seq == 0 or reader.number != next_seq:
-                payloads = []
-                runs.append((reader.number, payloads))
-            next_seq = reader.number + 1
-            payloads.append(PyBytes_FromStringAndSize(<const char *>reader.payload, reader.length))
-            most_bytes -= <Py_ssize_t>reader.length
-    finally:
-        kva_zmq_close(&reader)
-    return runs, bad, error
 
 
 def scan_zmtp(const uint8_t[::1] received not None, Py_ssize_t count, pending, size_t most_bytes, /):

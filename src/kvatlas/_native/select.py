@@ -6,7 +6,7 @@
 import importlib
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from kvatlas._native import _pure
@@ -26,7 +26,6 @@ NAMES = (
     "chain_xxh64",
     "fnv1a_64",
     "pack_tokens",
-    "receive_runs",
     "scan_zmtp",
     "xxh3_64",
     "xxh3_128",
@@ -49,17 +48,6 @@ class Kernels(Protocol):
         must_rise: bool,  # noqa: FBT001 - as in `_pure`
         /,
     ) -> tuple[int, float]: ...
-
-    @property
-    def receive_runs(
-        self,
-    ) -> "Callable[[array[int], int, int, int], tuple[list[tuple[int, list[bytes]]], int, int]] | None":
-        """Reads a ZMQ socket: `stream.live_channel` says what; None where there is none.
-
-        The addresses of libzmq's calls, the socket's, the most batches, the most bytes of payload (the batch that
-        exceeds them is the last): runs of batches that follow by number, how many messages were no batch, and libzmq's
-        error if it stopped the reading.
-        """
 
     def scan_zmtp(
         self, received: memoryview, count: int, pending: int | None, most_bytes: int, /

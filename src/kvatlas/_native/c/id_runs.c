@@ -36,7 +36,7 @@ static inline const uint8_t *read_id(const uint8_t *at, uint64_t *word)
     case 0xcc: case 0xd0: *word = at[1]; return at + 2;
     case 0xcd: case 0xd1: *word = (uint64_t)at[1] << 8 | at[2]; return at + 3;
     case 0xce: case 0xd2: *word = kva_load32be(at + 1); return at + 5;
-    case 0xcf: case 0xd3: *word = (uint64_t)kva_load32be(at + 1) << 32 | kva_load32be(at + 5); return at + 9;
+    case 0xcf: case 0xd3: *word = kva_load64be(at + 1); return at + 9;
     default: *word = *at; return at + 1;
     }
 }

@@ -32,7 +32,7 @@ static inline uint64_t kva_mp_load(const uint8_t *at, size_t width)
     case 1: return at[0];
     case 2: return (uint64_t)at[0] << 8 | at[1];
     case 4: return kva_load32be(at);
-    default: return (uint64_t)kva_load32be(at) << 32 | kva_load32be(at + 4);
+    default: return kva_load64be(at);
     }
 }
 
