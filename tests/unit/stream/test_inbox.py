@@ -59,6 +59,11 @@ def test_bytes_are_bounded_but_one_batch_always_fits() -> None:
     assert inbox.pop_run(1, 1) == (0, [b"larger than 4"])
     assert inbox.put(2, [b"xx"]) == 0
     assert inbox.put(3, [b"xx", b"x"]) == 1
+    assert len(inbox) == 2
+    inbox.pop_run(9, 9)
+    inbox.pop_run(9, 9)
+    assert inbox.put(9, [b"larger than 4"]) == 0
+    assert inbox.has_refused  # that this one was taken does not undo it
 
 
 def test_a_run_ends_at_either_bound() -> None:
