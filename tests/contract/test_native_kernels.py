@@ -10,12 +10,14 @@ from array import array
 import cbor2
 import pytest
 import xxhash
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvatlas._native import _pure, load_native
 from kvatlas._native.select import NAMES
 from kvatlas.errors import HashingError
+from kvatlas.stream.libzmq import libzmq_calls
 from support.backends import BACKENDS, NATIVE, NOT_BUILT, can_build
 from support.golden import PROJECT_ROOT, VECTORS
 
@@ -522,36 +524,174 @@ def test_c_files_run_well_on_an_emulated_arm(tmp_path):
 
 @st.composite
 def runs(draw):
-    """Batches most of which follow one another, with heads and time stamps of every sort."""
-    first = draw(st.sampled_from([0, 1, 7, 2**32 - 1, 2**53, 2**64 - 9]))
-    steps = draw(st.lists(st.sampled_from([1, 1, 1, 1, 1, 0, 2]), max_size=12))
-    seqs = [(first + sum(steps[:at])) % 2**64 for at in range(len(steps) + 1)]
+    """Batches that follow one another, with heads and time stamps of every sort."""
     times = st.floats(0, 50) | st.sampled_from([float("inf"), float("-inf"), float("nan")])
     heads = st.builds(lambda ts: b"\x93\xcb" + struct.pack(">d", ts), times)
-    payloads = st.builds(lambda head, rest: head + rest, heads | st.binary(max_size=12), st.binary(max_size=40))
-    return first, [(seq, draw(payloads)) for seq in seqs]
+    payload = st.builds(lambda head, rest: head + rest, heads | st.binary(max_size=12), st.binary(max_size=40))
+    payloads = draw(st.lists(payload, max_size=12))
+    first = draw(st.sampled_from([0, 1, 7, 2**32 - 1, 2**53, 2**63 - 3, 2**64 - 12]))
+    return first, payloads
 
 
 @needs_native
-@given(runs(), st.floats(0, 50) | st.just(float("-inf")), st.integers(1, 9), st.booleans(), st.integers(0, 1))
-def test_accepted_runs_are_those_of_the_twin(run, last_ts, room, must_rise, ahead):
+@given(runs(), st.floats(0, 50) | st.just(float("-inf")), st.integers(1, 9), st.booleans())
+def test_accepted_runs_are_those_of_the_twin(run, last_ts, room, must_rise):
     """The same count, time and digests, whatever the numbers, heads and times are."""
-    first, batches = run
+    first, payloads = run
     outcomes = []
     for kernels in (NATIVE, _pure):
         digests = array("Q", [5] * room)
-        count, ts = kernels.accept_run(batches, first + ahead, last_ts, digests, must_rise)
+        count, ts = kernels.accept_run(payloads, first, last_ts, digests, must_rise)
         outcomes.append((count, repr(ts), digests))
     assert outcomes[0] == outcomes[1]
 
 
 @both
 def test_an_accepted_run_notes_what_it_saw(kernels):
-    """Up to the hole: digests at their places, the time of the last one."""
-    payloads = [b"\x93\xcb" + struct.pack(">d", ts) + b"\x90\xc0" for ts in (1.0, 2.0, 3.0)]
+    """Up to the batch that is older: digests at their places, the time of the last one."""
+    payloads = [b"\x93\xcb" + struct.pack(">d", ts) + b"\x90\xc0" for ts in (1.0, 2.0, 1.5)]
+    seen = [xxhash.xxh3_64_intdigest(payload, 0) for payload in payloads]
     digests = array("Q", [0] * 4)
-    run = list(zip((6, 7, 9), payloads, strict=True))
-    assert kernels.accept_run(run, 6, 0.5, digests, True) == (2, 2.0)
-    assert list(digests) == [0, 0, *(xxhash.xxh3_64_intdigest(payload, 0) for payload in payloads[:2])]
-    assert kernels.accept_run(run, 6, 1.5, digests, True) == (0, 1.5)
-    assert kernels.accept_run(run, 6, 1.5, digests, False) == (2, 2.0)
+    assert kernels.accept_run(payloads, 7, 0.5, digests, True) == (2, 2.0)
+    assert list(digests) == [seen[1], 0, 0, seen[0]]
+    assert kernels.accept_run(payloads, 7, 1.2, digests, True) == (0, 1.2)
+    assert kernels.accept_run([], 7, 1.2, digests, True) == (0, 1.2)
+    assert list(digests) == [seen[1], 0, 0, seen[0]]
+    assert kernels.accept_run(payloads, 7, 1.2, digests, False) == (3, 1.5)
+    assert list(digests) == [seen[1], seen[2], 0, seen[0]]
+
+
+@both
+def test_the_last_number_there_is_can_be_accepted(kernels):
+    """2**64 - 1 has its place among the digests as any other number."""
+    digests = array("Q", [0] * 5)
+    assert kernels.accept_run([b"a", b"b"], 2**64 - 2, 0.0, digests, False) == (2, float("-inf"))
+    seen = [xxhash.xxh3_64_intdigest(payload, 0) for payload in (b"a", b"b")]
+    assert list(digests) == [seen[1], 0, 0, 0, seen[0]]  # 2**64 is 1 modulo 5
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (((b"a",), 0, 0.0, array("Q", [0]), False), TypeError),
+        ((["a"], 0, 0.0, array("Q", [0]), False), TypeError),
+        (([None], 0, 0.0, array("Q", [0]), False), TypeError),
+        (([(0, b"a")], 0, 0.0, array("Q", [0]), False), TypeError),
+        (([b"a"], -1, 0.0, array("Q", [0]), False), OverflowError),
+        (([b"a"], 2**64, 0.0, array("Q", [0]), False), OverflowError),
+        (([b"a"], 0, 0.0, array("i", [0]), False), ValueError),
+        (([b"a"], 0, 0.0, None, False), TypeError),
+    ],
+)
+def test_a_run_of_another_form_is_refused(arguments, error):
+    """The kernel takes a list of bytes, a number of 64 bits and words; all else is an error, not a crash."""
+    with pytest.raises(error):
+        NATIVE.accept_run(*arguments)
+
+
+# Messages of a socket
+
+CALLS = libzmq_calls()
+needs_reader = pytest.mark.skipif(NATIVE is None or CALLS is None, reason="no native reader of sockets here")
+
+NUMBERS = st.integers(0, 4) | st.integers(2**64 - 3, 2**64 - 1)
+FRAMES = st.binary(max_size=20) | st.binary(min_size=7, max_size=9) | st.binary(min_size=100, max_size=600)
+BATCHES = st.builds(
+    lambda before, seq, payload: [*before, seq.to_bytes(8, "big"), payload],
+    st.lists(FRAMES, max_size=3),
+    NUMBERS,
+    FRAMES,
+)
+MESSAGES = st.lists(BATCHES | st.lists(FRAMES, min_size=1, max_size=5), max_size=12)
+
+
+@pytest.fixture(name="pipes", scope="module")
+def _pipes():
+    """Two pipes of sockets within this process, sender and receiver each: what is sent is there to be read."""
+    context = zmq.Context()
+    pipes = []
+    for name in ("native", "plain"):
+        sender, receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        receiver.bind(f"inproc://{name}")
+        sender.connect(f"inproc://{name}")
+        pipes.append((sender, receiver))
+    yield pipes
+    context.destroy(linger=0)
+
+
+def read_plainly(receiver, most, most_bytes):
+    """What the kernel is to return, message by message through pyzmq."""
+    told, bad, error = [], 0, 0
+    while most > 0 and most_bytes > 0:
+        try:
+            frames = receiver.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            error = zmq.EAGAIN
+            break
+        most -= 1
+        if len(frames) < 2 or len(frames[-2]) != 8:
+            bad += 1
+            continue
+        seq = int.from_bytes(frames[-2], "big")
+        if told and seq == told[-1][0] + len(told[-1][1]):
+            told[-1][1].append(frames[-1])
+        else:
+            told.append((seq, [frames[-1]]))
+        most_bytes -= len(frames[-1])
+    return told, bad, error
+
+
+@needs_reader
+@given(messages=MESSAGES, most=st.integers(1, 14), most_bytes=st.integers(1, 800))
+def test_the_reader_tells_what_pyzmq_tells(pipes, messages, most, most_bytes):
+    """The same runs, bad messages and end as with pyzmq's calls, whatever comes and however much may be read."""
+    (sender, receiver), (plain_sender, plain_receiver) = pipes
+    for socket in (receiver, plain_receiver):  # of an example that failed
+        while socket.poll(0):
+            socket.recv_multipart()
+    for message in messages:
+        sender.send_multipart(message)
+        plain_sender.send_multipart(message)
+    error = 0
+    while not error:
+        runs, bad, error = NATIVE.receive_runs(CALLS, receiver.underlying, most, most_bytes)
+        assert (runs, bad, error) == read_plainly(plain_receiver, most, most_bytes)
+    assert error == zmq.EAGAIN
+
+
+@needs_reader
+def test_a_reader_that_may_read_nothing_asks_nothing(pipes):
+    """It says nothing of the socket either."""
+    receiver = pipes[0][1].underlying
+    for most, most_bytes in ((0, 1), (1, 0), (-1, 1), (1, -1)):
+        assert NATIVE.receive_runs(CALLS, receiver, most, most_bytes) == ([], 0, 0)
+
+
+@needs_reader
+def test_the_reader_passes_on_what_libzmq_says(pipes):
+    """A socket that cannot receive is libzmq's error, by its number."""
+    assert NATIVE.receive_runs(CALLS, pipes[0][0].underlying, 1, 1) == ([], 0, zmq.ENOTSUP)
+
+
+@needs_reader
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        pytest.param((CALLS and CALLS[:6], 1, 1, 1), ValueError, "addresses of seven calls", id="six calls"),
+        pytest.param((array("Q"), 1, 1, 1), ValueError, "addresses of seven calls", id="no calls"),
+        pytest.param((array("Q", [1] * 8), 1, 1, 1), ValueError, "addresses of seven calls", id="eight calls"),
+        pytest.param((CALLS, 0, 1, 1), ValueError, "an open socket", id="no socket"),
+        pytest.param((CALLS, -1, 1, 1), OverflowError, None, id="a socket below 0"),
+        pytest.param((CALLS, None, 1, 1), TypeError, None, id="None for a socket"),
+        pytest.param((None, 1, 1, 1), TypeError, None, id="None for calls"),
+        pytest.param((array("q", [1] * 7), 1, 1, 1), ValueError, None, id="signed calls"),
+        pytest.param(([1] * 7, 1, 1, 1), TypeError, None, id="calls in a list"),
+        pytest.param((CALLS, 1, "1", 1), TypeError, None, id="text for most"),
+        pytest.param((CALLS, 1, 1), TypeError, None, id="too few"),
+    ],
+)
+def test_the_reader_refuses_wrong_arguments(arguments, error, message):
+    """Nothing is called through what cannot be the seven addresses, nor on what cannot be a socket."""
+    with pytest.raises(error, match=message):
+        NATIVE.receive_runs(*arguments)

@@ -115,6 +115,18 @@ async def until(condition, what="", timeout_s=15.0):
         await asyncio.sleep(0.005)
 
 
+def wait_sent(engine):
+    """Wait until the publisher's thread has sent all that was published: who connects from now on hears none of it."""
+    sent = threading.Event()
+
+    def reached():
+        sent.set()
+        return ()
+
+    engine.at_outlet(reached)
+    assert sent.wait(5)
+
+
 class RawEngine:
     """An engine's two sockets, by hand: it drops what it is told to, and answers in the old or the new form."""
 
@@ -345,6 +357,7 @@ async def test_truncated_ring_at_connect():
     with publisher(buffer_steps=3) as engine:
         for number in range(8):
             engine.publish(batch(number))
+        wait_sent(engine)
         async with following(engine.endpoint, engine.replay_endpoint) as (_, sink):
             await until(lambda: sink.status == "live", "live")
             assert sink.seen == [("gap", 0, 4), (5, 5), (6, 6), (7, 7)]
@@ -356,7 +369,7 @@ async def test_no_replay_endpoint_and_a_late_start():
     with publisher(replay_endpoint=None) as engine:
         for number in range(3):
             engine.publish(batch(number))
-        await asyncio.sleep(0.05)  # they are sent before anybody listens
+        wait_sent(engine)
         async with following(engine.endpoint) as (_, sink):
             await until(lambda: sink.status == "syncing", "connected")
             await heard_by(engine, sink)

@@ -1,5 +1,6 @@
 """Batches in runs, against the same batches one by one: whatever arrives, the sink hears the same."""
 
+import itertools
 import struct
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvatlas.events import Apply, AskReplay, SequenceTracker, Step, StreamPosition, TrackerLimits
 from kvatlas.stream import Spread, StreamCounters, SubscriberConfig, SubscriberCore
+from kvatlas.stream.runs import Run, append_batch
 
 LIMITS = TrackerLimits(max_held_batches=4, max_attempts=2, remembered=8)
 
@@ -127,13 +129,36 @@ class Follower:
         return self.sink.told, self.core.counters, self.core.last_seq, self.questions, *held
 
 
-def runs_of(arrivals: list[tuple[int, bytes]], cuts: list[int]) -> list[list[tuple[int, bytes]]]:
-    """The arrivals cut into runs of these lengths, the rest in one."""
-    runs, at = [], 0
+def parts_of(arrivals: list[tuple[int, bytes]], cuts: list[int]) -> list[list[tuple[int, bytes]]]:
+    """The arrivals cut into parts of these lengths, the rest in one."""
+    parts, at = [], 0
     for length in [*cuts, len(arrivals)]:
-        runs.append(arrivals[at : at + length])
+        parts.append(arrivals[at : at + length])
         at += length
-    return [run for run in runs if run]
+    return [part for part in parts if part]
+
+
+def runs_of(part: list[tuple[int, bytes]]) -> list[tuple[int, list[bytes]]]:
+    """What follows one another by number, together."""
+    runs: list[tuple[int, list[bytes]]] = []
+    for seq, payload in part:
+        if runs and seq == runs[-1][0] + len(runs[-1][1]):
+            runs[-1][1].append(payload)
+        else:
+            runs.append((seq, [payload]))
+    return runs
+
+
+@given(seqs=st.lists(st.integers(0, 5) | st.integers(2**64 - 3, 2**64 - 1), max_size=30))
+def test_batches_are_joined_where_they_follow_by_number(seqs: list[int]) -> None:
+    """Batch by batch as they come, whatever their numbers; nothing follows the last number there is."""
+    runs: list[Run] = []
+    for at, seq in enumerate(seqs):
+        append_batch(runs, seq, b"%d" % at)
+    told = [(seq, payload) for first_seq, payloads in runs for seq, payload in enumerate(payloads, first_seq)]
+    assert told == [(seq, b"%d" % at) for at, seq in enumerate(seqs)]
+    breaks = sum(after != before + 1 for before, after in itertools.pairwise(seqs))
+    assert len(runs) == (breaks + 1 if seqs else 0)
 
 
 ANSWERS = st.lists(st.sampled_from(["not yet", "whole", "whole", "cut off", "silent"]), min_size=41, max_size=41)
@@ -147,14 +172,15 @@ def test_runs_are_the_same_batches(
     """However arrivals are cut into runs, the sink hears of them as one by one, and all that follows is the same."""
     single, joined = Follower(Sink(), replay=replay), Follower(RunSink() if takes_runs else Sink(), replay=replay)
     seen: list[tuple[int, bytes]] = []
-    for run, how in zip(runs_of(arrivals, cuts), answers, strict=False):
-        for batch in run:
+    for part, how in zip(parts_of(arrivals, cuts), answers, strict=False):
+        for batch in part:
             single.core.take(*batch)
-        joined.core.take_run(run)
+        for run in runs_of(part):
+            joined.core.take_run(*run)
         for follower in (single, joined):
             follower.settle()
         assert joined.state() == single.state()
-        seen += run
+        seen += part
         if how != "not yet":
             ring = sorted({seq: (seq, payload) for seq, payload in seen}.values())
             for follower in (single, joined):
@@ -167,11 +193,11 @@ def test_a_stream_in_order_comes_in_runs(count: int, cuts: list[int]) -> None:
     """Nothing is judged or asked in between: each run is one call."""
     arrivals = [(seq, payload_of(1, seq, 1_000.0 + seq)) for seq in range(count)]
     follower = Follower(RunSink(), replay=False)
-    runs = runs_of(arrivals, cuts)
-    for run in runs:
-        follower.core.take_run(run)
+    parts = parts_of(arrivals, cuts)
+    for part in parts:
+        follower.core.take_run(part[0][0], [payload for _, payload in part])
         assert not follower.core.steps
-    assert follower.sink.runs == sum(len(run) > 1 for run in runs)
+    assert follower.sink.runs == sum(len(part) > 1 for part in parts)
     assert follower.core.counters.batches == count
 
 
@@ -189,6 +215,22 @@ def end_replays(tracker: SequenceTracker, ring: list[tuple[int, bytes]], how: st
             steps += tracker.replayed(token, seq, payload)
         if tracker.replay_token == token:
             steps += tracker.replay_ended(token, complete=how == "whole")
+    return steps
+
+
+def take_quickly(tracker: SequenceTracker, first_seq: int, payloads: list[bytes]) -> list[list[Step]]:
+    """What is to be done for each batch of a run, if all that the tracker accepts at once is applied."""
+    steps: list[list[Step]] = []
+    while len(steps) < len(payloads):
+        at = len(steps)
+        count = tracker.accept_run(first_seq + at, payloads[at:])
+        steps += [[Apply(first_seq + place, payloads[place])] for place in range(at, at + count)]
+        if count:
+            assert tracker.last_seq == first_seq + at + count - 1
+            assert tracker.is_live
+        if len(steps) < len(payloads):
+            at = len(steps)
+            steps.append(tracker.live(first_seq + at, payloads[at]))
     return steps
 
 
@@ -213,20 +255,11 @@ def test_accept_run_is_the_usual_case_of_live(
     plain, quick = new_tracker(replay, resumed), new_tracker(replay, resumed)
     assert plain.connected() == quick.connected()
     seen: dict[int, bytes] = {}
-    for number, run in enumerate(runs_of(arrivals, cuts)):
-        expected = [plain.live(seq, payload) for seq, payload in run]
-        at = 0
-        while at < len(run):
-            count = quick.accept_run(run[at:])
-            assert expected[at : at + count] == [[Apply(seq, payload)] for seq, payload in run[at : at + count]]
-            at += count
-            if count:
-                assert quick.last_seq == run[at - 1][0]
-                assert quick.is_live
-            if at < len(run):
-                assert quick.live(*run[at]) == expected[at]
-                at += 1
-        seen.update(run)
+    for number, part in enumerate(parts_of(arrivals, cuts)):
+        expected = [plain.live(seq, payload) for seq, payload in part]
+        steps = [step for first_seq, payloads in runs_of(part) for step in take_quickly(quick, first_seq, payloads)]
+        assert steps == expected
+        seen.update(part)
         ring = sorted(seen.items())
         assert end_replays(plain, ring, answers[number]) == end_replays(quick, ring, answers[number])
         if number in reconnects:
@@ -243,9 +276,10 @@ def test_a_refusal_changes_nothing(
     plain, asked = new_tracker(replay, False), new_tracker(replay, False)
     assert plain.connected() == asked.connected()
     for seq, payload in arrivals:
-        for at in range(len(probe)):
-            if probe[at][0] != asked.last_seq + 1 or asked.replay_token is not None:
-                assert asked.accept_run(probe[at:]) == 0
-        assert asked.accept_run([]) == 0
+        for first_seq, payloads in runs_of(probe):
+            for at in range(len(payloads)):
+                if first_seq + at != asked.last_seq + 1 or asked.replay_token is not None:
+                    assert asked.accept_run(first_seq + at, payloads[at:]) == 0
+        assert asked.accept_run(asked.last_seq + 1, []) == 0
         assert plain.live(seq, payload) == asked.live(seq, payload)
         assert end_replays(plain, [], "whole") == end_replays(asked, [], "whole")

@@ -1,14 +1,20 @@
-"""Messages of a SUB socket, by their frames: the usual ones read fast, odd ones counted, the way back found."""
+"""Messages of a SUB socket, by their frames: each read for what it is, natively and through pyzmq alike."""
 
 import itertools
 
 import pytest
 import zmq
 
-from kvatlas.stream.live_channel import LiveReader
+from kvatlas._native import receive_runs
+from kvatlas.stream import live_channel
+from kvatlas.stream.libzmq import libzmq_calls
+from kvatlas.stream.live_channel import LiveReader, receive_frames
+from kvatlas.stream.runs import Run, append_batch
 
-PROOF = 8  # messages of three frames in a row after which the next ones are taken to be such
-FIRST_END, LAST_END = 10**9, 10**9 + 1
+LAST = 2**64 - 1
+FAR = 10**9  # the number of what ends a reading; nothing else is near it
+PLENTY = 1 << 20
+IS_NATIVE_HERE = receive_runs is not None and libzmq_calls() is not None
 _names = itertools.count()
 
 
@@ -16,32 +22,20 @@ def number(seq: int) -> bytes:
     return seq.to_bytes(8, "big")
 
 
+def data(seq: int) -> bytes:
+    return b"\x93batch %d" % seq
+
+
 def usual(seq: int, topic: bytes = b"kv") -> list[bytes]:
-    return [topic, number(seq), b"\x93batch %d" % seq]
-
-
-class Counting:
-    """A socket that counts how often it is asked whether another frame follows."""
-
-    def __init__(self, socket) -> None:
-        self._socket = socket
-        self.asked = 0
-
-    def recv(self, flags: int = 0, copy: bool = True):
-        self.asked += not copy
-        return self._socket.recv(flags, copy)
-
-    def getsockopt(self, option: int) -> int:
-        self.asked += option == zmq.RCVMORE
-        return self._socket.getsockopt(option)
+    return [topic, number(seq), data(seq)]
 
 
 class Wire:
     """A publisher, and a reader of what it sends."""
 
     def __init__(self, transport: str) -> None:
-        context = zmq.Context.instance()
-        self.pub, self.sub = context.socket(zmq.XPUB), context.socket(zmq.SUB)
+        self.context = zmq.Context()
+        self.pub, self.sub = self.context.socket(zmq.XPUB), self.context.socket(zmq.SUB)
         for socket in (self.pub, self.sub):
             socket.setsockopt(zmq.LINGER, 0)
             socket.set_hwm(0)
@@ -50,191 +44,235 @@ class Wire:
         self.pub.bind(endpoint)
         self.sub.connect(self.pub.getsockopt_string(zmq.LAST_ENDPOINT))
         assert self.pub.recv() == b"\x01"  # the subscription has come: nothing is lost from now on
-        self.socket = Counting(self.sub)
-        self.reader = LiveReader(self.socket)
+        self.reader = LiveReader(self.sub)
 
-    def receive(self) -> tuple[int, bytes] | tuple[()] | None:
-        """One message: () for one that is no batch, None when there is none."""
-        bad = self.reader.bad_messages
-        run = self.reader.receive_run(1, 1 << 20)
-        if run:
-            assert not self.reader.is_drained
-            return run[0]
-        if self.reader.is_drained and self.reader.bad_messages == bad:
-            return None
-        assert self.reader.bad_messages == bad + 1
-        return ()
-
-    def read(self, *messages: list[bytes]) -> list[object]:
-        """Send these and two more, of which a short one before may take the first. What was read of these, then."""
-        ends = [[b"end of test", number(seq), b"\x93"] for seq in (FIRST_END, LAST_END)]
-        for message in [*messages, *ends]:
+    def send(self, *messages: list[bytes]) -> None:
+        for message in messages:
             self.pub.send_multipart(message)
-        got: list[object] = []
-        while (LAST_END, b"\x93") not in got:
-            assert self.sub.poll(5_000) & zmq.POLLIN
-            while (message := self.receive()) is not None:
-                got.append(message)
-        return [message for message in got if message not in {(FIRST_END, b"\x93"), (LAST_END, b"\x93")}]
 
-    def proved(self) -> "Wire":
-        """The reader has come to expect three frames."""
-        self.read(*[usual(seq) for seq in range(PROOF)])
-        return self
-
-    def is_fast(self) -> bool:
-        """Whether the next message is read fast: nobody asks whether another frame follows."""
-        asked = self.socket.asked
-        self.pub.send_multipart(usual(77))
+    def wait(self) -> None:
         assert self.sub.poll(5_000) & zmq.POLLIN
-        assert self.receive() == (77, b"\x93batch 77")
-        return self.socket.asked == asked
+
+    def read(self, *messages: list[bytes], most: int = 64, most_bytes: int = PLENTY) -> list[Run]:
+        """Send these and one more; the runs of these, joined over the calls that the last one took to come."""
+        self.send(*messages, [b"end of test", number(FAR), b""])
+        runs: list[Run] = []
+        while not runs or runs[-1] != (FAR, [b""]):
+            self.wait()
+            for first_seq, payloads in self.reader.receive_runs(most, most_bytes):
+                assert payloads
+                for seq, payload in enumerate(payloads, first_seq):
+                    append_batch(runs, seq, payload)
+        return runs[:-1]
 
     def close(self) -> None:
-        self.pub.close(linger=0)
-        self.sub.close(linger=0)
+        self.context.destroy(linger=0)
 
 
-@pytest.fixture(name="wire", params=["inproc", "tcp"])
-def _wire(request):
-    wire = Wire(request.param)
+def frames_of_a_closed_socket(socket: live_channel.Socket) -> list[bytes]:
+    """What the native path may leave to pyzmq's calls, and nothing else."""
+    assert socket.closed
+    return receive_frames(socket)
+
+
+@pytest.fixture(
+    name="wire",
+    params=[
+        pytest.param("native", marks=pytest.mark.skipif(not IS_NATIVE_HERE, reason="no native reader here")),
+        "slow",
+    ],
+)
+def _wire(request: pytest.FixtureRequest, transport: str, monkeypatch: pytest.MonkeyPatch):
+    if request.param == "slow":
+        monkeypatch.setattr(live_channel, "receive_runs", None)
+    else:
+        monkeypatch.setattr(live_channel, "receive_frames", frames_of_a_closed_socket)
+    wire = Wire(transport)
     yield wire
     wire.close()
 
 
-def test_runs_end_at_their_bounds_and_where_nothing_is_left(wire: Wire) -> None:
-    """As many as asked for, the one that exceeds the bytes is the last; only what is not there drains the socket."""
-    wire.proved()
-    for seq in range(8):
-        wire.pub.send_multipart([b"kv", number(seq), b"\x93" * 100])
-    wire.pub.send_multipart([b"last", number(9), b""])
-    assert wire.sub.poll(5_000) & zmq.POLLIN
-    sizes, seqs = [], []
-    while not seqs or seqs[-1] != 9:
-        run = wire.reader.receive_run(3, 150)
-        sizes.append(len(run))
-        seqs += [seq for seq, _ in run]
-    assert seqs == [*range(8), 9]
-    assert max(sizes) <= 2  # the second one is more than 150 bytes
-    assert wire.reader.receive_run(3, 150) == []
-    assert wire.reader.is_drained
+@pytest.fixture(params=["inproc", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """How the messages travel."""
+    return request.param
 
 
 ODD = {
     "one frame": [b"alone"],
+    "one empty frame": [b""],
     "one frame of 8 bytes": [b"8 bytes!"],
-    "two frames": [number(50), b"\x93 batch of 50"],
-    "two frames, 8 bytes of payload": [number(50), b"8 bytes!"],
-    "four frames": [b"", b"kv", number(50), b"\x93 batch of 50"],
-    "four frames, 8 bytes of topic": [b"", b"8-topic!", number(50), b"\x93 batch of 50"],
-    "five frames": [b"", b"", b"kv", number(50), b"\x93 batch of 50"],
+    "two frames, no number": [b"kv", b"\x93 batch of 50"],
+    "two frames, 8 bytes behind no number": [b"kv", b"8 bytes!"],
     "a number of 7 bytes": [b"kv", b"7 bytes", b"\x93 batch of 50"],
     "a number of 9 bytes": [b"kv", b"9 bytes..", b"\x93 batch of 50"],
     "no number": [b"kv", b"", b"\x93 batch of 50"],
+    "a frame too many behind a batch": [*usual(50), b"more"],
+    "five frames, the number too early": [b"", b"kv", number(50), b"", b"\x93 batch of 50"],
 }
-IS_A_BATCH = {
-    "two frames",
-    "two frames, 8 bytes of payload",
-    "four frames",
-    "four frames, 8 bytes of topic",
-    "five frames",
+BATCHES_OF_50 = {
+    "two frames": [number(50), data(50)],
+    "three frames": usual(50),
+    "no topic": usual(50, b""),
+    "8 bytes of topic": usual(50, b"8-topic!"),
+    "a long topic": usual(50, b"t" * 300),
+    "four frames": [b"", *usual(50)],
+    "four frames, 8 bytes of topic": [b"", *usual(50, b"8-topic!")],
+    "five frames": [b"", number(7), *usual(50)],
 }
-SHORT = {name for name in ODD if name.startswith(("one", "two"))}
-
-
-@pytest.mark.parametrize("topic", [b"kv", b"", b"8-topic!", b"a longer topic"])
-def test_usual_messages(wire: Wire, topic: bytes) -> None:
-    """Numbers and payloads arrive unchanged, before and after the reader takes three frames for granted."""
-    messages = [usual(seq, topic) for seq in range(30)]
-    assert wire.read(*messages) == [(seq, b"\x93batch %d" % seq) for seq in range(30)]
-    assert wire.read([topic, number(2**64 - 1), b""]) == [(2**64 - 1, b"")]
-
-
-def test_nothing_to_read(wire: Wire) -> None:
-    """None, fast or not."""
-    assert wire.receive() is None
-    assert wire.proved().receive() is None
-
-
-def test_three_frames_are_taken_for_granted_after_a_row(wire: Wire) -> None:
-    """Eight messages prove it; then no frame is asked whether another follows."""
-    fast = [wire.is_fast() for _ in range(PROOF + 3)]
-    assert fast == [False] * PROOF + [True] * 3
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_messages_before_the_proof(wire: Wire, name: str) -> None:
-    """Every message is taken for what it is; none of another form counts for the row."""
-    got = wire.read(usual(1), ODD[name], usual(2))
-    odd = (int.from_bytes(ODD[name][-2], "big"), ODD[name][-1]) if name in IS_A_BATCH else ()
-    assert got == [(1, b"\x93batch 1"), odd, (2, b"\x93batch 2")]
-    for _ in range(PROOF - 3):  # 2 and the two at the end of the reading count
-        assert not wire.is_fast()
-    assert wire.is_fast()
+def test_an_odd_message_is_bad_and_costs_only_itself(wire: Wire, name: str) -> None:
+    """It is counted, and both its neighbours are told; they follow one another, so they are one run."""
+    assert wire.read(usual(1), ODD[name], usual(2)) == [(1, [data(1), data(2)])]
+    assert wire.reader.bad_messages == 1
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_messages_after_the_proof(wire: Wire, name: str) -> None:
-    """One bad message, nothing wrong told, all after it read; a short one may take its neighbour with it."""
-    got = wire.proved().read(usual(1), ODD[name], *[usual(seq) for seq in range(2, 40)])
-    assert got[0] == (1, b"\x93batch 1")
-    assert got[1] == ()
-    kept = [(seq, b"\x93batch %d" % seq) for seq in range(2, 40)]
-    assert got[2:] == kept or (name in SHORT and got[2:] == kept[1:])
-    assert wire.is_fast()
+@pytest.mark.parametrize("name", BATCHES_OF_50)
+def test_a_batch_is_found_from_the_end_of_its_message(wire: Wire, name: str) -> None:
+    """Whatever comes before number and payload is the topic or nothing."""
+    assert wire.read(usual(49), BATCHES_OF_50[name], usual(51)) == [(49, [data(49), data(50), data(51)])]
+    assert wire.reader.bad_messages == 0
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_message_alone_after_the_proof(wire: Wire, name: str) -> None:
-    """Nothing waits behind it: it is bad, no call blocks, and what comes later is read from its first frame."""
-    wire.proved()
-    wire.pub.send_multipart(ODD[name])
-    assert wire.sub.poll(5_000) & zmq.POLLIN
-    assert wire.receive() == ()
-    assert wire.receive() is None
-    assert not wire.is_fast()
-
-
+@pytest.mark.parametrize("transport", ["inproc"])
 @pytest.mark.parametrize(
-    "names", list(itertools.product(["one frame", "two frames", "four frames", "a number of 7 bytes"], repeat=2))
+    "names", list(itertools.product(["one frame", "two frames, no number", "a number of 7 bytes"], repeat=2))
 )
-def test_odd_messages_in_a_row_after_the_proof(wire: Wire, names: tuple[str, str]) -> None:
-    """Whatever follows whatever: batches told are batches sent, and the way back is found."""
-    got = wire.proved().read(*[ODD[name] for name in names], *[usual(seq) for seq in range(1, 20)])
-    batches = [message for message in got if message]
-    assert set(batches) <= {(50, b"\x93 batch of 50"), *((seq, b"\x93batch %d" % seq) for seq in range(1, 20))}
-    assert batches[-18:] == [(seq, b"\x93batch %d" % seq) for seq in range(2, 20)]
-    assert wire.is_fast()
+def test_odd_messages_in_a_row(wire: Wire, names: tuple[str, str]) -> None:
+    """Whatever follows whatever: each is bad for itself, all batches are told."""
+    messages = [usual(1), *[ODD[name] for name in names], BATCHES_OF_50["four frames"], ODD[names[0]], usual(2)]
+    assert wire.read(*messages) == [(1, [data(1)]), (50, [data(50)]), (2, [data(2)])]
+    assert wire.reader.bad_messages == 3
 
 
-def test_a_stream_without_topic_frames(wire: Wire) -> None:
-    """Two frames a message, as older engines send: all read, never fast."""
-    assert wire.read(*[[number(seq), b"\x93batch %d" % seq] for seq in range(30)]) == [
-        (seq, b"\x93batch %d" % seq) for seq in range(30)
+def test_a_message_that_is_bad_and_alone(wire: Wire) -> None:
+    """No batch, not drained before it is known that nothing follows, and the next call finds nothing."""
+    wire.send(ODD["one frame"])
+    wire.wait()
+    assert wire.reader.receive_runs(1, PLENTY) == []
+    assert (wire.reader.bad_messages, wire.reader.is_drained) == (1, False)
+    assert wire.reader.receive_runs(1, PLENTY) == []
+    assert (wire.reader.bad_messages, wire.reader.is_drained) == (1, True)
+
+
+@pytest.mark.parametrize("payload", [b"", b"no batch", b"\x00", b"\x93" * 100_000])
+def test_a_payload_arrives_as_it_was_sent(wire: Wire, payload: bytes) -> None:
+    """Whether it can be read is for others to say: its number belongs to the order of the stream."""
+    assert wire.read(usual(1), [b"kv", number(2), payload], usual(3)) == [(1, [data(1), payload, data(3)])]
+
+
+def test_runs_are_what_follows_by_number(wire: Wire) -> None:
+    """A hole, a repetition and a step back each begin another run; the order of arrival is kept."""
+    seqs = [5, 6, 7, 9, 10, 10, 11, 3, 4, 0, 1, 7]
+    assert wire.read(*[usual(seq) for seq in seqs]) == [
+        (5, [data(5), data(6), data(7)]),
+        (9, [data(9), data(10)]),
+        (10, [data(10), data(11)]),
+        (3, [data(3), data(4)]),
+        (0, [data(0), data(1)]),
+        (7, [data(7)]),
     ]
 
 
-def test_a_publisher_that_stops_sending_topics(wire: Wire) -> None:
-    """A restart may change the form: at most two messages are lost, then all are read."""
-    got = wire.proved().read(*[[number(seq), b"\x93batch %d" % seq] for seq in range(30)])
-    assert got[0] == ()
-    kept = [(seq, b"\x93batch %d" % seq) for seq in range(1, 30)]
-    assert got[1:] in (kept, kept[1:])  # alone in the socket the first one takes no other with it
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_a_call_groups_its_runs_itself(wire: Wire) -> None:
+    """What one call returns is grouped already, whatever bad messages lie between."""
+    wire.send(usual(1), usual(2), ODD["no number"], usual(3), usual(8), usual(9), usual(1))
+    assert wire.reader.receive_runs(64, PLENTY) == [
+        (1, [data(1), data(2), data(3)]),
+        (8, [data(8), data(9)]),
+        (1, [data(1)]),
+    ]
+    assert (wire.reader.bad_messages, wire.reader.is_drained) == (1, True)
 
 
-@pytest.mark.parametrize("data", [b"", b"no batch", b"\x00"])
-def test_a_payload_that_is_no_batch_is_told_all_the_same(wire: Wire, data: bytes) -> None:
-    """Its number belongs to the order of the stream; whether it can be read is for others to say."""
-    got = wire.proved().read(usual(1), [b"kv", number(50), data], *[usual(seq) for seq in range(2, 20)])
-    expected = [(seq, b"\x93batch %d" % seq) for seq in range(1, 20)]
-    assert got == [expected[0], (50, data), *expected[1:]]
-    assert wire.is_fast()
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_no_number_follows_the_last_one(wire: Wire) -> None:
+    """2**64 - 1 ends its run: 0 behind it is another stream's, and repeated it is no run either."""
+    wire.send(*[usual(seq) for seq in (LAST - 1, LAST, 0, 1, LAST, LAST, 0)])
+    assert wire.reader.receive_runs(64, PLENTY) == [
+        (LAST - 1, [data(LAST - 1), data(LAST)]),
+        (0, [data(0), data(1)]),
+        (LAST, [data(LAST)]),
+        (LAST, [data(LAST)]),
+        (0, [data(0)]),
+    ]
 
 
-def test_a_frame_too_many_behind_a_batch(wire: Wire) -> None:
-    """It passes for the next message's first frame: that message may go with it, no more."""
-    got = wire.proved().read(usual(1), [*usual(50), b"more"], *[usual(seq) for seq in range(2, 20)])
-    kept = [(seq, b"\x93batch %d" % seq) for seq in range(2, 20)]
-    assert got[1] in {(50, b"\x93batch 50"), ()}
-    assert [message for message in got[2:] if message][-17:] == kept[1:]
-    assert wire.is_fast()
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_a_call_reads_as_many_messages_as_it_may(wire: Wire) -> None:
+    """Bad ones count; only a call that finds nothing more says that the socket is drained."""
+    wire.send(usual(0), ODD["one frame"], *[usual(seq) for seq in (1, 2, 3)])
+    told = [(wire.reader.receive_runs(most, PLENTY), wire.reader.is_drained) for most in (2, 0, 2, 1, 1)]
+    assert told == [
+        ([(0, [data(0)])], False),
+        ([], False),
+        ([(1, [data(1), data(2)])], False),
+        ([(3, [data(3)])], False),
+        ([], True),
+    ]
+    assert wire.reader.bad_messages == 1
+
+
+@pytest.mark.parametrize("transport", ["inproc"])
+def test_a_call_ends_with_the_payload_that_reaches_its_bytes(wire: Wire) -> None:
+    """That of bad messages and topics does not count; one larger than all is read all the same."""
+    for seq in range(5):
+        wire.send([b"t" * 500, number(seq), b"x" * 100], [b"bad " * 100])
+    wire.send([b"", number(5), b"x" * 1_000])
+    sizes = []
+    for most_bytes in (150, 100, 101, 1, 1, 0):
+        runs = wire.reader.receive_runs(64, most_bytes)
+        sizes.append(([len(payload) for _, payloads in runs for payload in payloads], wire.reader.is_drained))
+    assert sizes == [
+        ([100, 100], False),
+        ([100], False),
+        ([100, 100], False),
+        ([1_000], False),
+        ([], True),
+        ([], False),
+    ]
+    assert wire.reader.bad_messages == 5
+
+
+def test_nothing_to_read(wire: Wire) -> None:
+    """No run, and the socket is drained; the next message is read as ever."""
+    for _ in range(2):
+        assert wire.reader.receive_runs(64, PLENTY) == []
+        assert wire.reader.is_drained
+    assert wire.read(usual(1)) == [(1, [data(1)])]
+
+
+def test_many_batches_are_read_in_many_calls(wire: Wire) -> None:
+    """However they are cut, each is told once and in its place."""
+    messages = [usual(seq) if seq % 3 else [number(seq), data(seq)] for seq in range(500)]
+    assert wire.read(*messages, most=7, most_bytes=40) == [(0, [data(seq) for seq in range(500)])]
+
+
+def test_what_was_read_outlives_the_socket(wire: Wire) -> None:
+    """Payloads are copies: neither later messages nor the end of the socket change them."""
+    runs = wire.read(usual(1), [b"", number(2), b"long" * 1_000])
+    wire.read(usual(3), [b"", number(4), b"more" * 1_000])
+    wire.close()
+    assert runs == [(1, [data(1), b"long" * 1_000])]
+
+
+def test_a_closed_socket_is_an_error(wire: Wire) -> None:
+    """As with pyzmq, whose calls answer for it."""
+    wire.sub.close(linger=0)
+    with pytest.raises(zmq.ZMQError) as caught:
+        wire.reader.receive_runs(64, PLENTY)
+    assert caught.value.errno == zmq.ENOTSOCK
+    assert wire.reader.bad_messages == 0
+
+
+def test_a_socket_that_cannot_receive_is_an_error(wire: Wire) -> None:
+    """The word of libzmq itself is passed on; the socket is not drained."""
+    with wire.context.socket(zmq.PUB) as mute:
+        reader = LiveReader(mute)
+        with pytest.raises(zmq.ZMQError) as caught:
+            reader.receive_runs(64, PLENTY)
+    assert caught.value.errno == zmq.ENOTSUP
+    assert not reader.is_drained

@@ -6,6 +6,7 @@ import pytest
 
 from kvatlas.events import AskReplay, EventBatch, TrackerLimits, encode_batch
 from kvatlas.stream import Spread, StreamCounters, SubscriberConfig, SubscriberCore
+from kvatlas.stream.runs import Run, append_batch
 
 REPLAY = "tcp://engine:2"
 LIVE = ("status", "live", "caught up with the publisher")
@@ -80,6 +81,14 @@ class Link:
         for seq in seqs:
             self.core.take(seq, payload(seq))
         return self.settle()
+
+    def take_all(self, arrivals: list[tuple[int, bytes]]) -> None:
+        """Bring them as the reader does: those that follow one another by number as one run."""
+        runs: list[Run] = []
+        for seq, data in arrivals:
+            append_batch(runs, seq, data)
+        for run in runs:
+            self.core.take_run(*run)
 
     def answer(self, *seqs: int, complete: bool = True) -> "Link":
         """Send the newest question and answer it."""
@@ -197,7 +206,7 @@ def test_a_batch_ends_a_distrust(run: bool) -> None:
     reasons = [told[2] for told in link.sink.told]
     assert reasons == ["silent", "silent for long"]
     if run:
-        link.core.take_run(row(1, 3))
+        link.take_all(row(1, 3))
         link.settle()
     else:
         link.take(1)
@@ -237,9 +246,9 @@ def test_a_new_connection_ends_a_distrust() -> None:
 def test_a_run_is_one_call() -> None:
     """Batches that follow one another reach a sink that takes runs in one call; a single one as ever."""
     link = Link(Runs()).live(0)
-    link.core.take_run(row(1, 6))
-    link.core.take_run(row(6, 7))
-    link.core.take_run([])
+    link.take_all(row(1, 6))
+    link.take_all(row(6, 7))
+    link.take_all([])
     assert link.sink.told == [[1, 2, 3, 4, 5], 6]
     assert (link.core.counters.batches, link.core.last_seq) == (7, 6)
 
@@ -247,7 +256,7 @@ def test_a_run_is_one_call() -> None:
 def test_a_run_is_a_call_each_for_others() -> None:
     """A sink without `on_batches` hears of each batch."""
     link = Link(Plain()).live(0)
-    link.core.take_run(row(1, 4))
+    link.take_all(row(1, 4))
     assert link.sink.told == [1, 2, 3]
     assert (link.core.counters.batches, link.core.last_seq) == (4, 3)
 
@@ -255,7 +264,7 @@ def test_a_run_is_a_call_each_for_others() -> None:
 def test_a_run_stops_where_order_does() -> None:
     """What followed is delivered before the hole is judged; the rest waits for the answer."""
     link = Link(Runs()).live(0)
-    link.core.take_run([*row(1, 3), *row(4, 6)])
+    link.take_all([*row(1, 3), *row(4, 6)])
     assert link.sink.told == [[1, 2]]
     assert len(link.core.steps) == 1
     link.settle()
@@ -269,7 +278,7 @@ def test_nothing_overtakes_what_is_to_be_done() -> None:
     link = Link(Runs()).live(0)
     link.core.take_later(1, payload(1))
     link.core.take(2, payload(2))
-    link.core.take_run(row(3, 5))
+    link.take_all(row(3, 5))
     assert link.sink.told == []
     link.settle()
     assert link.sink.told == [1, 2, 3, 4]
@@ -278,7 +287,7 @@ def test_nothing_overtakes_what_is_to_be_done() -> None:
 def test_a_duplicate_within_a_run_splits_it_only() -> None:
     """It is dropped; what comes before and after is delivered at once."""
     link = Link(Runs()).live(0)
-    link.core.take_run([*row(1, 3), *row(1, 2), *row(3, 5)])
+    link.take_all([*row(1, 3), *row(1, 2), *row(3, 5)])
     assert link.sink.told == [[1, 2], [3, 4]]
     assert link.core.tracker.duplicates == 1
 
@@ -286,7 +295,7 @@ def test_a_duplicate_within_a_run_splits_it_only() -> None:
 def test_another_life_within_a_run() -> None:
     """Its batches wait for the sink to forget the old one."""
     link = Link(Runs(), replay=False).live(0)
-    link.core.take_run([*row(1, 3), (0, payload(0, 900.0)), (1, payload(1, 901.0))])
+    link.take_all([*row(1, 3), (0, payload(0, 900.0)), (1, payload(1, 901.0))])
     assert link.sink.told == [[1, 2]]
     link.sink.on_batch = lambda seq, _: link.sink.told.append(seq)
     link.settle()
@@ -311,7 +320,7 @@ def test_a_sink_that_ends_its_stream_gets_no_more_of_the_run() -> None:
             link.core.end()
 
     link.sink.on_batch = on_batch
-    link.core.take_run(row(1, 6))
+    link.take_all(row(1, 6))
     assert link.sink.told == [1, 2]
     assert link.core.last_seq == 2
 
@@ -326,7 +335,7 @@ def test_a_sink_that_ends_its_stream_gets_no_later_run() -> None:
         link.core.end()
 
     link.sink.on_batches = on_batches
-    link.core.take_run([*row(1, 3), *row(1, 2), *row(3, 6), *row(3, 4), *row(6, 7)])
+    link.take_all([*row(1, 3), *row(1, 2), *row(3, 6), *row(3, 4), *row(6, 7)])
     assert link.sink.told == [[1, 2]]
 
 
@@ -357,7 +366,7 @@ def test_a_failing_delivery_is_counted_and_the_stream_goes_on(count: int, blamed
     """The sink is told which batches it failed on, under the status that holds; they count as delivered."""
     link = Link(Failing()).live(0)
     link.sink.fails = ("on_batch", "on_batches")
-    link.core.take_run(row(1, 1 + count))
+    link.take_all(row(1, 1 + count))
     link.settle()
     assert link.sink.told == [("status", "live", f"the receiver failed on {blamed}")]
     assert (link.core.counters.sink_errors, link.core.last_seq) == (1, count)
@@ -374,7 +383,7 @@ def test_a_sink_that_fails_on_everything_ends_nothing() -> None:
     link.settle()
     errors = link.core.counters.sink_errors
     assert errors == 1
-    link.core.take_run([*row(1, 3), (0, payload(0, 900.0))])
+    link.take_all([*row(1, 3), (0, payload(0, 900.0))])
     link.settle()
     assert (link.core.counters.gaps, link.core.counters.lives, link.core.counters.batches) == (1, 1, 3)
     assert link.core.counters.sink_errors > errors + 5
