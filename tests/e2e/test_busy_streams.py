@@ -157,7 +157,7 @@ async def test_a_busy_stream_is_read_by_the_clock_until_it_rests(sink_class) -> 
     async with following(engine, sink) as subscriber:
         for _ in range(3):
             await paced(subscriber, engine)
-            assert not asyncio.get_running_loop().remove_reader(subscriber._sockets["live"].fileno())
+            assert not asyncio.get_running_loop().remove_reader(subscriber._link._socket.fileno())
             await engine.be_busy()
             await until(lambda: len(sink.seqs) == engine.count, "all batches")
             await until(lambda: not subscriber._is_paced, "watched again")
@@ -309,7 +309,7 @@ async def test_what_comes_during_a_long_delivery_is_read() -> None:
         sink.batch_s = 0.005
         for _ in range(200):
             engine.publish()
-        await until(lambda: len(subscriber._inbox) > 50 and "live" not in subscriber._ready, "a backlog, all read")
+        await until(lambda: len(subscriber._inbox) > 50 and not subscriber._live_is_ready, "a backlog, all read")
         delivered = len(sink.seqs)
         assert subscriber._is_paced
         for _ in range(50):

@@ -11,6 +11,7 @@ import zmq
 from kvatlas.clock import SystemClock
 from kvatlas.events import BlockRemoved, EventBatch, encode_batch
 from kvatlas.stream import Spread, SubscriberConfig, ZmqEventSubscriber
+from kvatlas.stream.zmq_link import ZmqLink
 from support.engines import open_pub, subscribed, until
 
 pytestmark = pytest.mark.e2e
@@ -312,9 +313,13 @@ async def test_tail_polls_become_rarer_while_a_stream_stays_quiet(publisher) -> 
 @pytest.mark.asyncio
 async def test_queues_inside_zmq(publisher) -> None:
     """Replay is read without a limit, or the publisher drops in the middle of its answer; live is bounded."""
-    async with Following(publisher(), max_queue_batches=123) as (subscriber, _):
-        assert subscriber._sockets["replay"].getsockopt(zmq.RCVHWM) == 0
-        assert subscriber._sockets["live"].getsockopt(zmq.RCVHWM) == 123
+    async with Following(publisher()) as (subscriber, _):
+        assert subscriber._replay_socket.getsockopt(zmq.RCVHWM) == 0
+    config = SubscriberConfig("inproc://a-queue", max_queue_batches=123)
+    link = ZmqLink(zmq.Context.instance(), config, Spread())
+    link.open(lambda: None)
+    assert link._live.getsockopt(zmq.RCVHWM) == 123
+    link.close()
 
 
 def test_pauses_are_spread_by_up_to_a_half() -> None:
