@@ -6,6 +6,7 @@ socket when they are wanted, as many as have come, and scanned for batches nativ
 """
 
 import asyncio
+import os
 import re
 import socket
 import threading
@@ -141,7 +142,7 @@ class TcpLink:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            self._lose(f"broke: {error.strerror or error}")
+            self._lose(f"broke: {_reason(error)}")
             return 0
         if received:
             self._heard_s = self._loop.time()
@@ -181,7 +182,7 @@ class TcpLink:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(f"broke: {error.strerror or error}")
+            self._lose(f"broke: {_reason(error)}")
             return
         if sent < len(data):
             self._lose("takes nothing any more")
@@ -206,11 +207,14 @@ class TcpLink:
         async with asyncio.timeout(self._config.reconnect_max_s):
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             live = await self._reach(found)
-            try:
+        try:
+            async with asyncio.timeout(self._config.reconnect_max_s):
                 rest = await self._shake_hands(live)
-            except BaseException:
-                live.close()
-                raise
+        except BaseException as error:
+            live.close()
+            if isinstance(error, TimeoutError):
+                raise StreamPeerError("it takes the connection and does not say what a ZMQ socket says") from error
+            raise
         self._begin(live, rest)
 
     async def _reach(self, found: Sequence[tuple[int, int, int, str, Any]]) -> socket.socket:
@@ -243,7 +247,9 @@ class TcpLink:
                 return handshake.rest
             data = await self._loop.sock_recv(live, 4096)
             if not data:
-                raise StreamPeerError("it closed the connection in the middle of the handshake")
+                raise StreamPeerError(
+                    "it hung up in the middle of the handshake; does it ask for security?"
+                )
             answer = handshake.feed(data)
 
     def _begin(self, live: socket.socket, rest: bytes) -> None:
@@ -296,8 +302,10 @@ class TcpLink:
 
 def _reason(error: Exception) -> str:
     """Why an attempt failed, in the words of the system."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
     if isinstance(error, StreamPeerError):
         return error.message
-    return str(getattr(error, "strerror", None) or error)
+    if isinstance(error, socket.gaierror):
+        return f"{error.strerror}"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)  # asyncio puts other words in its place
+    return str(error) or "no answer in time"
