@@ -247,9 +247,7 @@ class TcpLink:
                 return handshake.rest
             data = await self._loop.sock_recv(live, 4096)
             if not data:
-                raise StreamPeerError(
-                    "it hung up in the middle of the handshake; does it ask for security?"
-                )
+                raise StreamPeerError("it hung up in the middle of the handshake; does it ask for security?")
             answer = handshake.feed(data)
 
     def _begin(self, live: socket.socket, rest: bytes) -> None:
