@@ -48,7 +48,7 @@ def extension(name: str, sources: list[Path]) -> Extension:
         include_dirs=[str(NATIVE), str(NATIVE / "c")],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
         py_limited_api=STABLE_ABI,
-        extra_compile_args=["-std=c11", "-O3", "-g0"],
+        extra_compile_args=["-std=c11", "-O3", "-g0", "-fvisibility=hidden"],
     )
 
 

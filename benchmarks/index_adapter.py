@@ -23,6 +23,7 @@ class Kvatlas:
     def __init__(self, **_):
         self._hasher = BlockKeyHasher(1)
         self._index = PrefixIndex(self._hasher)
+        self._ingest = self._index.ingest
         self._ids = {}
         self._pairs = {}
 
@@ -44,7 +45,7 @@ class Kvatlas:
         return self._worker_id(worker, rank), encode_batch(EventBatch(0.0, [event]))
 
     def apply(self, payload):
-        self._index.ingest(*payload)
+        self._ingest(payload[0], payload[1])
 
     def flush(self):
         """All that was applied is visible at once."""

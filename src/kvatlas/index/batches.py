@@ -21,6 +21,7 @@ from kvatlas.index.column import WorkerColumn
 __all__ = [
     "ALL_APPLIED",
     "ANY_RANK",
+    "USUAL_EVENTS",
     "Applied",
     "IncomingBatch",
     "after_ingest",
@@ -50,7 +51,8 @@ class Applied:
     unknown_events: int = 0
 
 
-ALL_APPLIED: Final = tuple(Applied(events) for events in range(64))
+USUAL_EVENTS: Final = 64
+ALL_APPLIED: Final = tuple(Applied(events) for events in range(USUAL_EVENTS))
 """The usual outcomes, made once."""
 
 

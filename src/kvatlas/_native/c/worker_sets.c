@@ -124,7 +124,7 @@ static uint32_t intern(kva_sets *sets, uint64_t hash, const uint64_t *words, uin
     return number;
 }
 
-static void drop(kva_sets *sets, uint32_t number)
+void kva_set_drop(kva_sets *sets, uint32_t number)
 {
     kva_set *set = &sets->sets[number];
     uint32_t *link = bucket_of(sets, set->hash);
@@ -163,39 +163,14 @@ static uint32_t flipped(kva_sets *sets, uint32_t from, uint32_t worker)
     return intern(sets, set->hash ^ own_word(sets, worker), words + skip, first + skip, length - skip);
 }
 
-static uint32_t step_from(kva_sets *sets, uint32_t from, uint32_t worker, uint32_t joins)
+uint32_t kva_set_find_step(kva_sets *sets, uint32_t from, uint32_t step)
 {
-    uint32_t step = worker << 1 | joins;
-    kva_set_step *known = &sets->steps[(from * 0x9E3779B1u ^ step * 0x85EBCA77u) >> 22];
-    if (known->from == from && known->step == step && known->from_generation == sets->sets[from].generation &&
-        known->to_generation == sets->sets[known->to].generation)
-        return known->to;
-    if (kva_set_has(sets, from, worker) == (int)joins)
+    uint32_t worker = step >> 1;
+    if (kva_set_has(sets, from, worker) == (int)(step & 1))
         return from;
     uint32_t to = flipped(sets, from, worker);
-    if (to == KVA_NO_SET)
-        return to;
-    *known = (kva_set_step){from, to, sets->sets[from].generation, sets->sets[to].generation, step};
+    if (to != KVA_NO_SET)
+        *kva_set_step_of(sets, from, step) =
+            (kva_set_step){from, to, sets->sets[from].generation, sets->sets[to].generation, step};
     return to;
-}
-
-uint32_t kva_set_with(kva_sets *sets, uint32_t set, uint32_t worker)
-{
-    return step_from(sets, set, worker, 1);
-}
-
-uint32_t kva_set_without(kva_sets *sets, uint32_t set, uint32_t worker)
-{
-    return step_from(sets, set, worker, 0);
-}
-
-void kva_set_hold(kva_sets *sets, uint32_t set)
-{
-    sets->sets[set].refs++;
-}
-
-void kva_set_release(kva_sets *sets, uint32_t set)
-{
-    if (set != KVA_EMPTY_SET && --sets->sets[set].refs == 0)
-        drop(sets, set);
 }

@@ -47,13 +47,49 @@ typedef struct {
 int kva_sets_init(kva_sets *sets, kva_budget *budget, uint64_t seed);
 void kva_sets_free(kva_sets *sets);
 
+/* Where a step is remembered: `step` is twice the worker, and one more if it joins. */
+static inline kva_set_step *kva_set_step_of(const kva_sets *sets, uint32_t from, uint32_t step)
+{
+    return &sets->steps[(from * 0x9E3779B1u ^ step * 0x85EBCA77u) >> 22];
+}
+
+/* A step that is not remembered, or no step at all. */
+uint32_t kva_set_find_step(kva_sets *sets, uint32_t from, uint32_t step);
+
+static inline uint32_t kva_set_after(kva_sets *sets, uint32_t from, uint32_t step)
+{
+    const kva_set_step *known = kva_set_step_of(sets, from, step);
+    if (known->from == from && known->step == step && known->from_generation == sets->sets[from].generation &&
+        known->to_generation == sets->sets[known->to].generation)
+        return known->to;
+    return kva_set_find_step(sets, from, step);
+}
+
 /* The set with or without one worker; not yet held. KVA_NO_SET when there is no memory. */
-uint32_t kva_set_with(kva_sets *sets, uint32_t set, uint32_t worker);
-uint32_t kva_set_without(kva_sets *sets, uint32_t set, uint32_t worker);
+static inline uint32_t kva_set_with(kva_sets *sets, uint32_t set, uint32_t worker)
+{
+    return kva_set_after(sets, set, worker << 1 | 1);
+}
+
+static inline uint32_t kva_set_without(kva_sets *sets, uint32_t set, uint32_t worker)
+{
+    return kva_set_after(sets, set, worker << 1);
+}
+
+/* Nobody names the set any more. */
+void kva_set_drop(kva_sets *sets, uint32_t set);
 
 /* One slot more or less names the set. */
-void kva_set_hold(kva_sets *sets, uint32_t set);
-void kva_set_release(kva_sets *sets, uint32_t set);
+static inline void kva_set_hold(kva_sets *sets, uint32_t set)
+{
+    sets->sets[set].refs++;
+}
+
+static inline void kva_set_release(kva_sets *sets, uint32_t set)
+{
+    if (set != KVA_EMPTY_SET && --sets->sets[set].refs == 0)
+        kva_set_drop(sets, set);
+}
 
 static inline const uint64_t *kva_set_words(const kva_set *set)
 {
