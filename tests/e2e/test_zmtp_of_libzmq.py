@@ -121,35 +121,31 @@ def test_publishers_of_libzmq_take_us(kind):
     assert received[: len(wire)] == wire
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "text"),
-    [
-        (zmq.PULL, {}, "it is a PULL socket, not a PUB socket"),
-        (zmq.ROUTER, {}, "it is a ROUTER socket, not a PUB socket"),
-        (
-            zmq.PUB,
-            {"PLAIN_SERVER": 1},
-            "it closed the connection in the middle of the handshake, as one does that asks for security",
-        ),
-    ],
-)
-def test_other_sockets_of_libzmq_are_told_apart(kind, options, text):
+@pytest.mark.parametrize(("kind", "name"), [(zmq.PULL, "PULL"), (zmq.ROUTER, "ROUTER"), (zmq.SUB, "SUB")])
+def test_other_sockets_of_libzmq_are_told_apart(kind, name):
     """By what they say themselves; libzmq would try again for ever and say nothing."""
+    assert refusal(kind) == f"it is a {name} socket, not a PUB socket"
+
+
+def test_libzmq_hangs_up_where_it_wants_security():
+    """Before it says which, so that only the end of the connection is there to be told."""
+    assert refusal(zmq.PUB, PLAIN_SERVER=1) is None
+
+
+def refusal(kind: int, **options: int) -> str | None:
+    """Why a socket of libzmq cannot be followed; None where it hangs up first."""
     context = zmq.Context()
     other = context.socket(kind)
     for name, value in options.items():
         other.setsockopt(getattr(zmq, name), value)
     port = other.bind_to_random_port("tcp://127.0.0.1")
-    handshake = SubscriberHandshake(b"")
+    handshake, said = SubscriberHandshake(b""), None
     with socket.create_connection(("127.0.0.1", port), timeout=10) as end:
         end.sendall(handshake.feed(b""))
-        with pytest.raises(StreamPeerError) as raised:
-            _shake_hands(handshake, end)
+        try:
+            while data := end.recv(4096):
+                end.sendall(handshake.feed(data))
+        except StreamPeerError as error:
+            said = error.message
     context.destroy(linger=0)
-    assert raised.value.message == text
-
-
-def _shake_hands(handshake: SubscriberHandshake, end: socket.socket) -> None:
-    while data := end.recv(4096):
-        end.sendall(handshake.feed(data))
-    raise handshake.broken_off()
+    return said

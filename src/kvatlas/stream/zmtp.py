@@ -80,11 +80,6 @@ class SubscriberHandshake:
             answer += self._read_commands()
         return answer
 
-    def broken_off(self) -> StreamPeerError:
-        """What to say of a peer that closed the connection now. libzmq greets nobody whose security is another."""
-        said = "it closed the connection in the middle of the handshake"
-        return StreamPeerError(said if self._minor is not None else f"{said}, as one does that asks for security")
-
     def _greeted(self) -> bool:
         received = self._received
         if received and (received[0] != 0xFF or (len(received) > 9 and received[9] != 0x7F)):

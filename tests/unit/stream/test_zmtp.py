@@ -300,16 +300,6 @@ def test_a_handshake_without_end_is_refused(wire):
     assert problem(greeting() + wire) == "its handshake does not end within 4096 bytes"
 
 
-def test_a_peer_that_hangs_up_is_told_apart():
-    """A peer of libzmq that wants security closes the connection before it has greeted."""
-    handshake, said = started(), "it closed the connection in the middle of the handshake"
-    assert handshake.broken_off().message == f"{said}, as one does that asks for security"
-    handshake.feed(greeting()[:63])
-    assert handshake.broken_off().message == f"{said}, as one does that asks for security"
-    handshake.feed(greeting()[63:])
-    assert handshake.broken_off().message == said
-
-
 WORDS = st.sampled_from(
     [
         *(greeting(), greeting(version=b"\x03\x00"), greeting(b"CURVE"), PUB_READY, ready(), BATCH, b"\xff", b"\x7f"),
