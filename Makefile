@@ -39,11 +39,14 @@ sanitize: ## the C kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 	    -o build/kernel_driver tests/native/driver.c $(wildcard $(C_DIR)/*.c)
 	@build/kernel_driver
 
-fuzz: ## damaged event batches to the C scanner under the sanitizers, for FUZZ_SECONDS, repeatable by FUZZ_SEED
+fuzz: ## damaged event batches and streams to the C scanners under the sanitizers, FUZZ_SECONDS each, repeatable by FUZZ_SEED
 	@mkdir -p build
 	@$(CC) $(C_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I $(C_DIR) \
 	    -o build/fuzz_batch tests/native/fuzz_batch.c $(C_DIR)/batch.c $(C_DIR)/id_runs.c
 	@build/fuzz_batch $(FUZZ_SECONDS) $(FUZZ_SEED)
+	@$(CC) $(C_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I $(C_DIR) \
+	    -o build/fuzz_zmtp tests/native/fuzz_zmtp.c $(C_DIR)/zmtp.c $(C_DIR)/id_runs.c
+	@build/fuzz_zmtp $(FUZZ_SECONDS) $(FUZZ_SEED)
 
 test-real: $(VENV_STAMP) $(REAL_STAMP) ## the tests against two real vLLM engines on the CPU (needs 5 GB of memory)
 	@KVATLAS_REQUIRE_REAL=1 $(BIN)/pytest -q --durations=5 -o faulthandler_timeout=0 tests/real_engine

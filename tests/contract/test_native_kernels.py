@@ -10,14 +10,12 @@ from array import array
 import cbor2
 import pytest
 import xxhash
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvatlas._native import _pure, load_native
 from kvatlas._native.select import NAMES
 from kvatlas.errors import HashingError
-from kvatlas.stream.libzmq import libzmq_calls
 from support.backends import BACKENDS, NATIVE, NOT_BUILT, can_build
 from support.golden import PROJECT_ROOT, VECTORS
 
@@ -588,110 +586,3 @@ def test_a_run_of_another_form_is_refused(arguments, error):
     """The kernel takes a list of bytes, a number of 64 bits and words; all else is an error, not a crash."""
     with pytest.raises(error):
         NATIVE.accept_run(*arguments)
-
-
-# Messages of a socket
-
-CALLS = libzmq_calls()
-needs_reader = pytest.mark.skipif(NATIVE is None or CALLS is None, reason="no native reader of sockets here")
-
-NUMBERS = st.integers(0, 4) | st.integers(2**64 - 3, 2**64 - 1)
-FRAMES = st.binary(max_size=20) | st.binary(min_size=7, max_size=9) | st.binary(min_size=100, max_size=600)
-BATCHES = st.builds(
-    lambda before, seq, payload: [*before, seq.to_bytes(8, "big"), payload],
-    st.lists(FRAMES, max_size=3),
-    NUMBERS,
-    FRAMES,
-)
-MESSAGES = st.lists(BATCHES | st.lists(FRAMES, min_size=1, max_size=5), max_size=12)
-
-
-@pytest.fixture(name="pipes", scope="module")
-def _pipes():
-    """Two pipes of sockets within this process, sender and receiver each: what is sent is there to be read."""
-    context = zmq.Context()
-    pipes = []
-    for name in ("native", "plain"):
-        sender, receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        receiver.bind(f"inproc://{name}")
-        sender.connect(f"inproc://{name}")
-        pipes.append((sender, receiver))
-    yield pipes
-    context.destroy(linger=0)
-
-
-def read_plainly(receiver, most, most_bytes):
-    """What the kernel is to return, message by message through pyzmq."""
-    told, bad, error = [], 0, 0
-    while most > 0 and most_bytes > 0:
-        try:
-            frames = receiver.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            error = zmq.EAGAIN
-            break
-        most -= 1
-        if len(frames) < 2 or len(frames[-2]) != 8:
-            bad += 1
-            continue
-        seq = int.from_bytes(frames[-2], "big")
-        if told and seq == told[-1][0] + len(told[-1][1]):
-            told[-1][1].append(frames[-1])
-        else:
-            told.append((seq, [frames[-1]]))
-        most_bytes -= len(frames[-1])
-    return told, bad, error
-
-
-@needs_reader
-@given(messages=MESSAGES, most=st.integers(1, 14), most_bytes=st.integers(1, 800))
-def test_the_reader_tells_what_pyzmq_tells(pipes, messages, most, most_bytes):
-    """The same runs, bad messages and end as with pyzmq's calls, whatever comes and however much may be read."""
-    (sender, receiver), (plain_sender, plain_receiver) = pipes
-    for socket in (receiver, plain_receiver):  # of an example that failed
-        while socket.poll(0):
-            socket.recv_multipart()
-    for message in messages:
-        sender.send_multipart(message)
-        plain_sender.send_multipart(message)
-    error = 0
-    while not error:
-        runs, bad, error = NATIVE.receive_runs(CALLS, receiver.underlying, most, most_bytes)
-        assert (runs, bad, error) == read_plainly(plain_receiver, most, most_bytes)
-    assert error == zmq.EAGAIN
-
-
-@needs_reader
-def test_a_reader_that_may_read_nothing_asks_nothing(pipes):
-    """It says nothing of the socket either."""
-    receiver = pipes[0][1].underlying
-    for most, most_bytes in ((0, 1), (1, 0), (-1, 1), (1, -1)):
-        assert NATIVE.receive_runs(CALLS, receiver, most, most_bytes) == ([], 0, 0)
-
-
-@needs_reader
-def test_the_reader_passes_on_what_libzmq_says(pipes):
-    """A socket that cannot receive is libzmq's error, by its number."""
-    assert NATIVE.receive_runs(CALLS, pipes[0][0].underlying, 1, 1) == ([], 0, zmq.ENOTSUP)
-
-
-@needs_reader
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        pytest.param((CALLS and CALLS[:6], 1, 1, 1), ValueError, "addresses of seven calls", id="six calls"),
-        pytest.param((array("Q"), 1, 1, 1), ValueError, "addresses of seven calls", id="no calls"),
-        pytest.param((array("Q", [1] * 8), 1, 1, 1), ValueError, "addresses of seven calls", id="eight calls"),
-        pytest.param((CALLS, 0, 1, 1), ValueError, "an open socket", id="no socket"),
-        pytest.param((CALLS, -1, 1, 1), OverflowError, None, id="a socket below 0"),
-        pytest.param((CALLS, None, 1, 1), TypeError, None, id="None for a socket"),
-        pytest.param((None, 1, 1, 1), TypeError, None, id="None for calls"),
-        pytest.param((array("q", [1] * 7), 1, 1, 1), ValueError, None, id="signed calls"),
-        pytest.param(([1] * 7, 1, 1, 1), TypeError, None, id="calls in a list"),
-        pytest.param((CALLS, 1, "1", 1), TypeError, None, id="text for most"),
-        pytest.param((CALLS, 1, 1), TypeError, None, id="too few"),
-    ],
-)
-def test_the_reader_refuses_wrong_arguments(arguments, error, message):
-    """Nothing is called through what cannot be the seven addresses, nor on what cannot be a socket."""
-    with pytest.raises(error, match=message):
-        NATIVE.receive_runs(*arguments)

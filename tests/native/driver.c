@@ -11,7 +11,7 @@
 #include "index_checks.h"
 #include "xxh3.h"
 #include "xxh64.h"
-#include "zmq_checks.h"
+#include "zmtp_checks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -233,7 +233,7 @@ int main(void)
     check_index(expect);
     check_apply(expect);
     check_dumps(expect);
-    check_zmq(expect);
+    check_zmtp(expect);
     if (failures)
         fprintf(stderr, "%d checks failed\n", failures);
     else

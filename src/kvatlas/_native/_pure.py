@@ -6,6 +6,7 @@ Same names, arguments, results and errors as `kernel`; `tests/contract/test_nati
 import hashlib
 import math
 import struct
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -241,7 +242,7 @@ def scan_zmtp(
         received: u8[>= count].
         count: how many bytes came, at least 1; what a call before did not consume comes first.
         pending: what a call before returned as such; None at the start.
-        most_bytes: a frame's bound.
+        most_bytes: a frame's bound; 2**63 - 1 is one in any case.
 
     Returns:
         Runs of batches that follow by number (the first number, the payloads); how many messages were no batch; the
@@ -292,6 +293,6 @@ def _next_frame(left: memoryview, most_bytes: int) -> tuple[int, memoryview | No
     if len(left) < head:
         return head, None
     size = int.from_bytes(left[1:head], "big")
-    if size > most_bytes:
+    if size > min(most_bytes, sys.maxsize):
         return 0, None
     return head + size, left[head : head + size] if len(left) >= head + size else None

@@ -15,7 +15,8 @@ _MECHANISM = b"NULL"
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + _MECHANISM.ljust(20, b"\0") + bytes(32)
 """What each side says first: ZMTP 3.1, no security, no server."""
 _GREETING_BYTES = len(GREETING)
-_MORE_OF_HANDSHAKE_BYTES = 4096  # a READY with its properties takes tens of bytes
+_COMMAND, _LONG_COMMAND = 4, 6
+_MOST_HANDSHAKE_BYTES = 4096  # of commands; a READY with its properties takes tens of bytes
 _PUBLISHERS = (b"PUB", b"XPUB")
 _MOST_CONTEXT_BYTES = 16
 
@@ -24,8 +25,8 @@ def command(name: bytes, body: bytes = b"") -> bytes:
     """The frame of a command."""
     body = bytes([len(name)]) + name + body
     if len(body) < 256:
-        return bytes([4, len(body)]) + body
-    return b"\x06" + struct.pack(">Q", len(body)) + body
+        return bytes([_COMMAND, len(body)]) + body
+    return bytes([_LONG_COMMAND]) + struct.pack(">Q", len(body)) + body
 
 
 def ready(socket_type: bytes) -> bytes:
@@ -61,6 +62,7 @@ class SubscriberHandshake:
         self._topic = topic
         self._received = bytearray()
         self._minor: int | None = None  # the peer's, once it has greeted
+        self._bytes_left = _MOST_HANDSHAKE_BYTES
         self.rest: bytes | None = None
         """What came after the handshake, and belongs to the traffic; None until the handshake is done."""
 
@@ -81,9 +83,10 @@ class SubscriberHandshake:
     def _greeted(self) -> bool:
         received = self._received
         if received and (received[0] != 0xFF or (len(received) > 9 and received[9] != 0x7F)):
-            raise StreamPeerError(f"it does not speak ZMTP: it began with {bytes(received[:12])!r}")
+            raise StreamPeerError(f"it does not speak ZMTP 3: it began with {bytes(received[:12])!r}")
         if len(received) > 10 and received[10] < 3:
-            raise StreamPeerError(f"it speaks ZMTP {received[10]}, older than libzmq 4; 3 is needed")
+            revision = "2" if received[10] else "1"  # they count from 0
+            raise StreamPeerError(f"it speaks ZMTP {revision}, older than libzmq 4; 3 is needed")
         if len(received) < _GREETING_BYTES:
             return False
         mechanism = bytes(received[12:32]).rstrip(b"\0")
@@ -94,24 +97,36 @@ class SubscriberHandshake:
         return True
 
     def _read_commands(self) -> bytes:
-        received = self._received
-        while received:
-            if len(received) < 2 or len(received) < 2 + received[1]:
-                break
-            if received[0] != 4:
-                raise StreamPeerError("it sent a message before it was ready")
-            body = bytes(received[2 : 2 + received[1]])
-            del received[: 2 + len(body)]
+        while (body := self._next_command()) is not None:
             name, rest = _split(body)
             if name == b"ERROR":
                 raise StreamPeerError(f"it refuses: {_error_text(rest)}")
             if name == b"READY":
                 self._require_publisher(rest)
-                self.rest = bytes(received)
+                self.rest = bytes(self._received)
                 return self._subscription()
-        if len(received) > _MORE_OF_HANDSHAKE_BYTES:
-            raise StreamPeerError("its handshake does not end")
         return b""
+
+    def _next_command(self) -> bytes | None:
+        """The body of the next command, once it is whole."""
+        received = self._received
+        flags = received[0] if received else _COMMAND
+        if flags < _COMMAND:
+            raise StreamPeerError("it sent a message before it was ready")
+        if flags not in (_COMMAND, _LONG_COMMAND):
+            raise StreamPeerError(f"its handshake is malformed: a frame with the flags {flags:#x}")
+        head = 2 if flags == _COMMAND else 9
+        if len(received) < head:
+            return None
+        end = head + int.from_bytes(received[1:head], "big")
+        if end > self._bytes_left:
+            raise StreamPeerError(f"its handshake does not end within {_MOST_HANDSHAKE_BYTES} bytes")
+        if len(received) < end:
+            return None
+        body = bytes(received[head:end])
+        del received[:end]
+        self._bytes_left -= end
+        return body
 
     def _require_publisher(self, properties: bytes) -> None:
         kind = _properties(properties).get(b"socket-type", b"")
@@ -141,10 +156,11 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 def _properties(rest: bytes) -> dict[bytes, bytes]:
-    """The properties of a READY by their names in lower case, as far as they can be read."""
+    """The properties of a READY by their names in lower case, up to the first that is not whole."""
     found: dict[bytes, bytes] = {}
     while rest and len(rest) >= rest[0] + 5:
         name, size = rest[1 : 1 + rest[0]], int.from_bytes(rest[1 + rest[0] : 5 + rest[0]], "big")
-        found[name.lower()] = rest[5 + len(name) : 5 + len(name) + size]
-        rest = rest[5 + len(name) + size :]
+        value, rest = rest[5 + len(name) : 5 + len(name) + size], rest[5 + len(name) + size :]
+        if len(value) == size:
+            found[name.lower()] = value
     return found

@@ -24,7 +24,7 @@ kva_zmtp_kind kva_zmtp_next(kva_zmtp *zmtp, const uint8_t *bytes, size_t count, 
         if (left < head)
             return KVA_ZMTP_WANTS_MORE;
         uint64_t size = frame[0] & LONG ? kva_load64be(frame + 1) : frame[1];
-        if (size > most_bytes)
+        if (size > most_bytes || size > SIZE_MAX / 2) /* no frame takes 2^63 bytes, and the sum below is right */
             return KVA_ZMTP_BROKEN;
         zmtp->length = head + (size_t)size;
         if (left - head < size)

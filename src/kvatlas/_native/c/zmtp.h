@@ -14,7 +14,7 @@ typedef enum {
     KVA_ZMTP_BATCH,      /* `number`, and the payload in `data` and `length` */
     KVA_ZMTP_NO_BATCH,   /* a message of another form has ended */
     KVA_ZMTP_COMMAND,    /* its body in `data` and `length` */
-    KVA_ZMTP_BROKEN      /* flags that do not exist, or a frame above the bound: the connection is of no use */
+    KVA_ZMTP_BROKEN      /* flags that do not exist, or a frame above the bound or of 2^63 bytes: the connection is of no use */
 } kva_zmtp_kind;
 
 /* How far a message has come when the bytes end: nothing of it yet, or a last frame that is a number or is none. */
