@@ -51,6 +51,16 @@ class DigestRing:
             return None
         return self.words[seq % len(self.words)] or None
 
+    def newest(self, last: int) -> int | None:
+        """The newest batch up to `last` whose digest is known; None when there is none. O(1) unless `last` is lost."""
+        if self._first < 0:
+            return None
+        words = self.words
+        for seq in range(last, max(last - len(words), self._first - 1), -1):
+            if words[seq % len(words)]:
+                return seq
+        return None
+
     def pass_by(self, last: int, seq: int) -> None:
         """Batches from the one after `last` up to `seq` are lost: there are no digests of them. O(batches kept)."""
         if self._first < 0:

@@ -7,6 +7,7 @@ with steps: apply this, ask for that, this is lost, forget everything. Its rules
 * The live channel keeps order. A number that comes again with other bytes, or goes back, is another life.
 * While a replay runs, live batches are held, so that nothing newer overtakes what the replay still brings.
 * A replay asks from the last batch we applied, not from the one after: the same bytes prove that it is the same life.
+  If none is remembered, because more than that were given up after it, the answer is as good as another life's.
 * The end marker proves nothing: a replay loses batches in its middle. Only an unbroken row of numbers proves.
 * What a replay starts above is gone for good once it ended (until then it may still come live). What it skips is asked
   for again, a few times, and then is gone too.
@@ -325,7 +326,10 @@ class SequenceTracker:
         self._heard = False
         self._starts_at = 0
         self._asked_last = self._last
-        steps.append(AskReplay(self._tokens, max(self._last, 0), self._attempts))
+        known = self._digests.newest(self._last)
+        if known is None and self._last >= 0:
+            self._verified = False  # no answer can prove that it is the same life
+        steps.append(AskReplay(self._tokens, max(self._last, 0) if known is None else known, self._attempts))
 
     def _hold(self, seq: int, payload: bytes) -> None:
         if seq in self._held:

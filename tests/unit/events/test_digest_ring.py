@@ -32,6 +32,7 @@ def test_it_remembers_the_last_batches(most, first, steps):
         for seq in range(max(first - 2, last - most + 1), last + 1):
             assert ring.find(last, seq) == known.get(seq)
         assert ring.find(last, last + 1) is None
+        assert ring.newest(last) == max((seq for seq in known if seq > last - most), default=None)
 
 
 def test_a_quiet_stream_costs_little():

@@ -227,6 +227,53 @@ def test_a_quiet_restart_is_unmasked_by_a_probe(tracker):
     assert isinstance(replay(tracker, [])[0], NewLife)
 
 
+def lose_tail(tracker, last):
+    """Give up all after what was applied, up to batch `last`: nobody returns it."""
+    steps = live(tracker, [last])
+    while isinstance(steps[-1], AskReplay):
+        steps = tracker.replay_ended(tracker.replay_token, complete=False)
+    return steps
+
+
+def test_a_restart_behind_a_lost_tail_is_unmasked_by_what_is_remembered():
+    """The last batch was given up and has no bytes to compare: the question goes back to the newest that has."""
+    limits = TrackerLimits(max_held_bytes=1, max_attempts=1)
+    tracker = SequenceTracker(can_replay=True, limits=limits)
+    tracker.connected()
+    replay(tracker, range(5))
+    assert lose_tail(tracker, 7) == [Lost(5, 7)]
+    assert tracker.probe()[0].from_seq == 4
+    steps = replay(tracker, range(4, 10), life=1)
+    assert isinstance(steps[0], NewLife)
+    assert not applied(steps[1:])
+    assert applied(replay(tracker, range(10), life=1)) == list(range(10))
+
+
+def test_the_same_life_behind_a_lost_tail_goes_on():
+    """What it remembers proves it; what was reported lost stays lost."""
+    limits = TrackerLimits(max_held_bytes=1, max_attempts=1)
+    tracker = SequenceTracker(can_replay=True, limits=limits)
+    tracker.connected()
+    replay(tracker, range(5))
+    lose_tail(tracker, 7)
+    tracker.probe()
+    assert applied(replay(tracker, range(4, 10))) == [8, 9]
+    assert tracker.is_live
+
+
+def test_a_lost_tail_longer_than_what_is_remembered_is_another_life():
+    """Nothing can prove that the publisher is the same: all it tells from then on is of another one."""
+    limits = TrackerLimits(max_held_bytes=1, max_attempts=1, remembered=3)
+    tracker = SequenceTracker(can_replay=True, limits=limits)
+    tracker.connected()
+    replay(tracker, range(5))
+    assert lose_tail(tracker, 7) == [Lost(5, 7)]
+    assert tracker.probe()[0].from_seq == 7
+    steps = replay(tracker, [7, 8])
+    assert isinstance(steps[0], NewLife)
+    assert applied(replay(tracker, range(9))) == list(range(9))
+
+
 def test_an_unprovable_life_after_a_reconnect_is_a_new_one(tracker):
     """The ring no longer has our last batch: the same publisher or another, nobody knows, so nothing is credited."""
     tracker.connected()
