@@ -19,6 +19,7 @@ _COMMAND, _LONG_COMMAND = 4, 6
 _MOST_HANDSHAKE_BYTES = 4096  # of commands; a READY with its properties takes tens of bytes
 _PUBLISHERS = (b"PUB", b"XPUB")
 _MOST_CONTEXT_BYTES = 16
+_MOST_WORDS_BYTES = 100
 
 
 def command(name: bytes, body: bytes = b"") -> bytes:
@@ -91,7 +92,7 @@ class SubscriberHandshake:
             return False
         mechanism = bytes(received[12:32]).rstrip(b"\0")
         if mechanism != _MECHANISM:
-            raise StreamPeerError(f"it asks for the security mechanism {mechanism.decode('ascii', 'replace')}")
+            raise StreamPeerError(f"it asks for the security mechanism {_printable(mechanism)}")
         self._minor = received[11]
         del received[:_GREETING_BYTES]
         return True
@@ -131,7 +132,7 @@ class SubscriberHandshake:
     def _require_publisher(self, properties: bytes) -> None:
         kind = _properties(properties).get(b"socket-type", b"")
         if kind not in _PUBLISHERS:
-            raise StreamPeerError(f"it is a {kind.decode('ascii', 'replace') or 'nameless'} socket, not a PUB socket")
+            raise StreamPeerError(f"it is a {_printable(kind) or 'nameless'} socket, not a PUB socket")
 
     def _subscription(self) -> bytes:
         if self._minor:
@@ -148,7 +149,12 @@ def _split(body: bytes) -> tuple[bytes, bytes]:
 
 
 def _error_text(rest: bytes) -> str:
-    return rest[1 : 1 + rest[0]].decode("utf-8", "replace") if rest else ""
+    return _printable(rest[1 : 1 + rest[0]]) if rest else ""
+
+
+def _printable(text: bytes) -> str:
+    """Words of a peer as they may stand in a log, whatever it sent."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_MOST_WORDS_BYTES].decode("utf-8", "replace"))
 
 
 def _property(name: bytes, value: bytes) -> bytes:

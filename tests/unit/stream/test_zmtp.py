@@ -339,3 +339,19 @@ def test_no_command_of_the_traffic_does_harm(body):
     answer, reason = zmtp.answer_to(body), zmtp.error_in(body)
     assert answer == b"" or answer[2:7] == b"\x04PONG"
     assert reason is None or isinstance(reason, str)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        greeting(b"A\n\x1b[31m"),
+        greeting() + ready((b"Socket-Type", b"P\r\nUB")),
+        greeting() + b"\x04\x0d\x05ERROR\x06go\naway",
+        greeting() + ready((b"Socket-Type", b"x" * 3_000)),
+    ],
+)
+def test_words_of_a_peer_leave_a_log_line_whole(said: bytes):
+    """No line break, no escape and no flood reaches the reason, whoever answers there."""
+    text = problem(said)
+    assert text.isprintable()
+    assert len(text) < 200
