@@ -63,7 +63,8 @@ class TcpLink:
         self._socket: socket.socket | None = None
         self._is_watched = True
         self._events: list[LinkEvent] = []
-        self._begun = bytearray()  # of the frame that is not whole yet
+        self._begun = bytearray()  # of the frame that is not whole yet; a large one has room behind it
+        self._filled = 0  # how much of that has come
         self._wanted = 0  # how many bytes it takes
         self._pending: int | None = None  # of the message that is not whole yet, as `scan_zmtp` has it
         self._is_unscanned = False
@@ -102,6 +103,7 @@ class TcpLink:
         if self._task is not None:
             self._task.cancel()
         self._drop_socket()
+        self._events.clear()
 
     # -- reading --
 
@@ -123,18 +125,15 @@ class TcpLink:
         return self._scan(view, len(begun) + received)
 
     def _receive_large(self, live: socket.socket) -> list[Run]:
-        """Read on a frame that has memory of its own, which grows with what really came."""
+        """Read on a frame that has memory of its own, which doubles when what really came has filled it."""
         begun = self._begun
-        before = len(begun)
-        begun.extend(bytes(min(self._wanted - before, max(before, _SCRATCH_BYTES))))
-        with memoryview(begun) as view, view[before:] as room:
+        if self._filled == len(begun):
+            begun.extend(bytes(min(self._wanted - len(begun), max(len(begun), _SCRATCH_BYTES))))
+        with memoryview(begun) as view, view[self._filled :] as room:
             received = self._receive_into(live, room)
             self.is_drained = received < len(room)
-        del begun[before + received :]
-        if len(begun) < self._wanted:
-            return []
-        with memoryview(begun) as view:
-            return self._scan(view, len(begun))
+            self._filled += received
+            return self._scan(view, self._filled) if self._filled == self._wanted else []
 
     def _receive_into(self, live: socket.socket, room: memoryview) -> int:
         try:
@@ -157,7 +156,7 @@ class TcpLink:
         most = self._config.max_message_bytes
         runs, bad, commands, consumed, wanted, self._pending = scan_zmtp(view, count, self._pending, most)
         self._begun = bytearray(view[consumed:count])
-        self._wanted = wanted
+        self._filled, self._wanted = count - consumed, wanted
         self.bad_messages += bad
         for body in commands:
             self._obey(body)
@@ -179,10 +178,7 @@ class TcpLink:
             return
         try:
             sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._lose(f"broke: {_reason(error)}")
+        except OSError:  # no room now, or the end, of which reading tells, after all that came before it
             return
         if sent < len(data):
             self._lose("takes nothing any more")
@@ -197,7 +193,7 @@ class TcpLink:
                 await self._connect()
                 pause_s = first_s
                 await self._lost.wait()
-            except (OSError, StreamPeerError, UnicodeError) as error:  # the last: a name that can be none
+            except (OSError, StreamPeerError, ValueError) as error:  # the last: a name that can be none
                 self._tell(LinkEvent("failed", _reason(error)))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
@@ -206,7 +202,7 @@ class TcpLink:
         host, port = self._address
         async with asyncio.timeout(self._config.reconnect_max_s):
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            live = await self._reach(found)
+        live = await self._reach(found)
         try:
             async with asyncio.timeout(self._config.reconnect_max_s):
                 rest = await self._shake_hands(live)
@@ -218,22 +214,26 @@ class TcpLink:
         self._begin(live, rest)
 
     async def _reach(self, found: Sequence[tuple[int, int, int, str, Any]]) -> socket.socket:
-        """Connect to the first address that answers."""
+        """Connect to the first address that answers; each has its own time, so that a dead one hides no other."""
         problem: OSError = OSError("the name has no address")
         for family, kind, protocol, _, address in found:
-            live = socket.socket(family, kind, protocol)
+            try:
+                live = socket.socket(family, kind, protocol)
+            except OSError as error:  # addresses of a kind that this machine does not have
+                problem = error
+                continue
             try:
                 live.settimeout(0)  # never wait
                 live.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await self._loop.sock_connect(live, address)
+                async with asyncio.timeout(self._config.reconnect_max_s):
+                    await self._loop.sock_connect(live, address)
+                return live
             except OSError as error:
                 live.close()
                 problem = error
             except BaseException:
                 live.close()
                 raise
-            else:
-                return live
         raise problem
 
     async def _shake_hands(self, live: socket.socket) -> bytes:
@@ -252,7 +252,7 @@ class TcpLink:
 
     def _begin(self, live: socket.socket, rest: bytes) -> None:
         self._socket = live
-        self._begun, self._wanted, self._pending = bytearray(rest), 0, None
+        self._begun, self._filled, self._wanted, self._pending = bytearray(rest), len(rest), 0, None
         self._is_unscanned = bool(rest)
         self._heard_s = self._loop.time()
         self._lost.clear()
