@@ -117,7 +117,9 @@ class Follower:
                         return
                     await self.woken.wait()
         except TimeoutError:
-            raise AssertionError(f"waited {seconds} s in vain: {what}; told: {self.told[-20:]}") from None
+            raise AssertionError(
+                f"waited {seconds} s in vain: {what}; told: {self.told[-20:]}, {self.events[-3:]}"
+            ) from None
 
     async def meanwhile(self, other: Coroutine[object, object, None]) -> None:
         """Read as the link wakes, until this is done: libzmq subscribes within the calls that read."""
@@ -225,6 +227,11 @@ class ScriptedPublisher:
     def endpoint(self) -> str:
         """Where it is, as a subscriber names it."""
         return f"tcp://127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._tasks)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
