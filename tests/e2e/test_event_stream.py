@@ -25,6 +25,7 @@ from kvatlas.stream import (
     ZmqEventPublisher,
     ZmqEventSubscriber,
 )
+from support.live_links import LINKS, use_link
 
 pytestmark = pytest.mark.e2e
 
@@ -209,6 +210,12 @@ def dealer():
         client.close(linger=0)
 
 
+@pytest.fixture(params=LINKS)
+def link(request, monkeypatch):
+    """What subscribers read over: once our own TCP link, once libzmq's, which other endpoints take."""
+    use_link(request.param, monkeypatch)
+
+
 def seq_bytes(seq):
     return seq.to_bytes(8, "big")
 
@@ -216,6 +223,7 @@ def seq_bytes(seq):
 # -- following a publisher --
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_replay_at_connect_then_live():
     """A late subscriber gets everything from 0, then what is published, each batch once, and says so."""
@@ -250,6 +258,7 @@ async def test_payloads_arrive_unchanged():
     assert payloads == [encode_batch(report)] * 2
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_a_gap_is_filled(raw_engine):
     """Dropped live batches come by replay, in order, before what came after them (T8)."""
@@ -292,6 +301,7 @@ async def test_replies_without_a_topic_frame(raw_engine):
         assert sink.seen == [(n, n) for n in range(4)]
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_restart_on_the_same_port():
     """A restarted publisher is another life: lost, forgotten, followed from its own 0 (scenario 62)."""
@@ -312,6 +322,7 @@ async def test_restart_on_the_same_port():
     assert (subscriber.counters.lives, subscriber.counters.connections) == (1, 2)
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_restart_without_replay():
     """Without a replay endpoint batch 0 of the new life tells (T9), and the doubt of the reconnect is reported."""
@@ -332,6 +343,7 @@ async def test_restart_without_replay():
             assert sink.status == "live"
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_reconnect_to_a_living_publisher_forgets_nothing(raw_engine):
     """The same life answers with the same bytes: what was missed is applied, no life is begun."""
@@ -416,6 +428,7 @@ async def test_a_lost_tail_after_a_long_rest_is_found_as_soon(raw_engine):
         assert sink.seen == [(0, 0), (1, 1)]
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_unreachable_endpoint_is_named_and_retried_without_haste():
     """Nothing listens: the status names the endpoint, the loop stays idle, and a late engine is found."""
@@ -433,6 +446,7 @@ async def test_unreachable_endpoint_is_named_and_retried_without_haste():
             await heard_by(engine, sink)
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_malformed_messages_are_counted(raw_engine):
     """A message without number, or with a strange one, costs only itself."""
@@ -506,6 +520,7 @@ async def test_a_long_replay_leaves_the_loop_to_others():
         assert sorted(delays_s)[int(len(delays_s) * 0.99)] < 0.02
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_close_and_cancel_return_quickly():
     """Both ways out take no time, also while nothing is reachable, and nothing is delivered afterwards."""
@@ -561,6 +576,7 @@ async def test_inproc_within_one_process():
             assert sink.seen == [(0, 0)]
 
 
+@pytest.mark.usefixtures("link")
 def test_everything_works_under_uvloop():
     """The gateway's loop: replay, live, restart."""
 

@@ -13,6 +13,7 @@ from kvatlas.events import BlockRemoved, EventBatch, encode_batch
 from kvatlas.stream import Spread, SubscriberConfig, ZmqEventSubscriber
 from kvatlas.stream.zmq_link import ZmqLink
 from support.engines import open_pub, subscribed, until
+from support.live_links import LINKS, use_link
 
 pytestmark = pytest.mark.e2e
 
@@ -81,6 +82,12 @@ def _publisher():
     yield start
     for publisher in publishers:
         publisher.close()
+
+
+@pytest.fixture(params=LINKS)
+def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What subscribers read over: once our own TCP link, once libzmq's, which other endpoints take."""
+    use_link(request.param, monkeypatch)
 
 
 class Sink:
@@ -189,6 +196,7 @@ async def test_a_window_that_was_cut_off_is_reported_and_what_is_left_applies(pu
         assert sink.lost == [(1, 7)]
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_what_the_own_queue_drops_is_counted_told_and_fetched_again(publisher) -> None:
     """A burst of 3,000 into a queue of 100: not live meanwhile, each batch once and in order in the end."""
@@ -207,6 +215,7 @@ async def test_what_the_own_queue_drops_is_counted_told_and_fetched_again(publis
         assert (sink.lost, sink.lives) == ([], 0)
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_what_the_own_queue_drops_is_lost_without_replay(publisher) -> None:
     """The same without a replay endpoint: reported as gaps, by the time the queue is empty at the latest; each is applied or lost."""
@@ -223,6 +232,7 @@ async def test_what_the_own_queue_drops_is_lost_without_replay(publisher) -> Non
         assert known(sink, 3_000) == set(range(3_000))
 
 
+@pytest.mark.usefixtures("link")
 @pytest.mark.asyncio
 async def test_a_stream_at_five_times_the_receivers_speed_blocks_nobody(publisher) -> None:
     """For two seconds: the publisher never waits, what is held is bounded, loss is told; afterwards it is caught up."""

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Self
 
+import pytest
 import zmq
 
+from kvatlas.stream import subscriber
 from kvatlas.stream.link import LinkEvent, LiveLink
 from kvatlas.stream.runs import Run, append_batch
 from kvatlas.stream.spread import Spread
@@ -26,6 +28,12 @@ GREETING = b"\xff\0\0\0\0\0\0\0\0\x7f" + b"\x03\x01" + b"NULL" + bytes(16) + b"\
 READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
 # What a subscriber to everything says before the first message.
 SUBSCRIBER_SAYS = GREETING + b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB" + b"\x04\x0a\x09SUBSCRIBE"
+
+
+def use_link(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have subscribers read TCP endpoints over that link."""
+    if kind == "zmq":
+        monkeypatch.setattr(subscriber, "tcp_address", lambda _: None)
 
 
 def frame(data: bytes, *, more: bool = False) -> bytes:
