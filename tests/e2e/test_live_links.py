@@ -408,7 +408,8 @@ async def test_ipv6(kind: str) -> None:
         async with following(kind, publisher.endpoint) as follower:
             await follower.meanwhile(publisher.subscribed())
             publisher.send(usual(1))
-            await follower.until(lambda: follower.runs == [(1, [data(1)])], "the batch")
+            await follower.until(lambda: follower.runs, "the batch")
+            assert follower.runs == [(1, [data(1)])]
 
 
 @pytest.mark.parametrize("endpoint", ["inproc://links-{name}", "ipc://{folder}/events"])
