@@ -604,6 +604,7 @@ async def test_close_while_connecting() -> None:
             await until(lambda: open_files() > before, "a socket")
             follower.end()
             await until(lambda: open_files() <= before, "all descriptors closed")
+            assert follower.link.take_events() == []
     gc.collect()
 
 
