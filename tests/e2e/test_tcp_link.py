@@ -85,7 +85,7 @@ async def test_a_refused_connection() -> None:
         (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "does not speak ZMTP.*HTTP/1.1 400"),
         (saying(b"H"), "does not speak ZMTP.*H"),
         (saying(b"\x01\0"), "does not speak ZMTP"),
-        (saying(TOO_OLD), "ZMTP 1"),
+        (saying(TOO_OLD), "ZMTP 2, older"),
         (saying(CURVE), "security mechanism CURVE"),
         (saying(GREETING, PULL), "a PULL socket, not a PUB"),
         (saying(GREETING, b"\x04\x06\x05READY"), "a nameless socket"),
