@@ -6,6 +6,8 @@ from kvatlas.errors import ConfigError
 
 __all__ = ["binds", "offset_endpoint"]
 
+_LAST_PORT = 65_535
+
 
 def binds(endpoint: str) -> bool:
     """Whether an engine binds its PUB socket to `endpoint`; it connects to any other, `tcp://0.0.0.0:5557` included.
@@ -45,6 +47,9 @@ def bind_or_connect(socket: "zmq.Socket[bytes]", endpoint: str, *, bind: bool) -
     """
     if not bind and endpoint.endswith(":0"):
         raise ConfigError(f"cannot connect to {endpoint!r}: port 0 means 'any free port' and needs bind=True")
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > _LAST_PORT:
+        raise ConfigError(f"{endpoint!r} has no such port: expected tcp://HOST:PORT with a port up to {_LAST_PORT}")
     if "::" in endpoint or "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     try:
@@ -57,5 +62,5 @@ def bind_or_connect(socket: "zmq.Socket[bytes]", endpoint: str, *, bind: bool) -
         raise ConfigError(f"cannot {verb} {endpoint!r}: {error}; expected tcp://HOST:PORT with a free port") from error
     if not endpoint.endswith(":0"):
         return endpoint
-    port = socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-    return f"{endpoint.rpartition(':')[0]}:{port}"
+    bound_port = socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return f"{endpoint.rpartition(':')[0]}:{bound_port}"

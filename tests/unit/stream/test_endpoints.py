@@ -1,9 +1,11 @@
 """Endpoint strings as engines read them."""
 
 import pytest
+import zmq
 
 from kvatlas.errors import ConfigError
 from kvatlas.stream import binds, offset_endpoint
+from kvatlas.stream.endpoints import bind_or_connect
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,11 @@ def test_no_room_for_a_rank(endpoint, word):
     """An endpoint that cannot serve a rank is refused with what was expected (scenario 61)."""
     with pytest.raises(ConfigError, match=word):
         offset_endpoint(endpoint, 1)
+
+
+@pytest.mark.parametrize("port", ["65536", "99999999"])
+@pytest.mark.parametrize("bind", [True, False])
+def test_no_such_port(port, bind):
+    """ZMQ itself would try to connect there for ever."""
+    with zmq.Context.instance().socket(zmq.SUB) as socket, pytest.raises(ConfigError, match="up to 65535"):
+        bind_or_connect(socket, f"tcp://127.0.0.1:{port}", bind=bind)
