@@ -69,5 +69,8 @@ def extensions() -> list[Extension]:
 
 setup(
     ext_modules=extensions(),
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
+    options={
+        "build_ext": {"parallel": 2},  # one extension each
+        **({"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {}),
+    },
 )
