@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvatlas._native import _pure
 from support.backends import BACKENDS, NATIVE, NOT_BUILT
+from support.runs import batches_of, runs_of
 
 LAST = 2**64 - 1
 PLENTY = 1 << 20
@@ -77,21 +78,6 @@ def told(stream: list[Sent]) -> tuple[list[tuple[int, bytes]], int, list[bytes]]
                 bad += 1
             message = []
     return batches, bad, [sent.data for sent in stream if sent.is_command]
-
-
-def runs_of(batches: list[tuple[int, bytes]]) -> list[tuple[int, list[bytes]]]:
-    """Batches that follow one another by number, together. Nothing follows the last number there is."""
-    runs: list[tuple[int, list[bytes]]] = []
-    for number, payload in batches:
-        if runs and number == runs[-1][0] + len(runs[-1][1]):
-            runs[-1][1].append(payload)
-        else:
-            runs.append((number, [payload]))
-    return runs
-
-
-def batches_of(runs: list[tuple[int, list[bytes]]]) -> list[tuple[int, bytes]]:
-    return [(first + place, payload) for first, payloads in runs for place, payload in enumerate(payloads)]
 
 
 # How it is read

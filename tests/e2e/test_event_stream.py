@@ -6,8 +6,6 @@ Scenario numbers are those that tests/README.md speaks of.
 import asyncio
 import contextlib
 import itertools
-import random
-import socket
 import threading
 import time
 
@@ -25,7 +23,7 @@ from kvatlas.stream import (
     ZmqEventPublisher,
     ZmqEventSubscriber,
 )
-from support.live_links import LINKS, use_link
+from support.live_links import LINKS, quiet_port, use_link
 
 pytestmark = pytest.mark.e2e
 
@@ -59,13 +57,8 @@ def restarted(endpoint, replay_endpoint=None):
 
 
 def quiet_endpoint():
-    """A free endpoint outside the range from which the system hands out ports: nobody else takes it meanwhile."""
-    while True:
-        with socket.socket() as probe:
-            port = random.randrange(20_000, 30_000)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return f"tcp://127.0.0.1:{port}"
+    """A free endpoint that nobody else takes meanwhile."""
+    return f"tcp://127.0.0.1:{quiet_port()}"
 
 
 class Sink:

@@ -9,9 +9,9 @@ from typing import Self
 import pytest
 import zmq
 
+from kvatlas._native import Run
 from kvatlas.errors import ConfigError
 from kvatlas.stream import link as links
-from kvatlas.stream.runs import Run
 from support.engines import open_pub, subscribed, until
 from support.gateway import on_both_loops
 from support.live_links import LINKS, Follower, following, make_link, nothing_left, open_files, quiet_port

@@ -1,20 +1,8 @@
 /* Feeds damaged batches to the scanner under the sanitizers: it may refuse or hand back what it likes, and must not read
    outside, nor say what cannot be. Usage: fuzz_batch [seconds] [seed]; a failure names the round, and the seed repeats it. */
-#include "batch_checks.h"
+#include "fuzz.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-static uint64_t seed, rounds, opened, taken, handed_back;
-
-static void require(int holds, const char *what)
-{
-    if (holds)
-        return;
-    fprintf(stderr, "FAILED in round %llu of seed %llu: %s\n", (unsigned long long)rounds, (unsigned long long)seed, what);
-    exit(1);
-}
+static uint64_t opened, taken, handed_back;
 
 /* Bytes that mean much to a parser. */
 static uint8_t telling_byte(maker *m)
@@ -111,11 +99,8 @@ int main(int argc, char **argv)
 {
     static maker m;
     static made_event made[8];
-    double seconds = argc > 1 ? atof(argv[1]) : 10;
-    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    m.state = seed * 2 + 1;
-    clock_t end = clock() + (clock_t)(seconds * CLOCKS_PER_SEC);
-    for (; rounds % 64 || clock() < end; rounds++) {
+    begin_rounds(&m, argc, argv);
+    for (; is_time_left(); rounds++) {
         make_batch(&m, made, 1 + (size_t)make_random(&m, 8));
         for (uint64_t left = make_random(&m, 6); left > 0; left--)
             damage(&m);

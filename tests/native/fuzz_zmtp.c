@@ -1,20 +1,10 @@
 /* Feeds damaged ZMTP streams to the scanner in random pieces under the sanitizers: it may call them broken or tell what
    it likes, and must not read outside, nor say what cannot be, nor say something else of the same bytes in one piece.
    Usage: fuzz_zmtp [seconds] [seed]; a failure names the round, and the seed repeats it. */
+#include "fuzz.h"
 #include "zmtp_checks.h"
 
-#include <stdio.h>
-#include <time.h>
-
-static uint64_t seed, rounds, told, broken;
-
-static void require(int holds, const char *what)
-{
-    if (holds)
-        return;
-    fprintf(stderr, "FAILED in round %llu of seed %llu: %s\n", (unsigned long long)rounds, (unsigned long long)seed, what);
-    exit(1);
-}
+static uint64_t told, broken;
 
 static void damage(maker *m)
 {
@@ -83,11 +73,8 @@ int main(int argc, char **argv)
 {
     static maker m;
     static made_stream made;
-    double seconds = argc > 1 ? atof(argv[1]) : 10;
-    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    m.state = seed * 2 + 1;
-    clock_t end = clock() + (clock_t)(seconds * CLOCKS_PER_SEC);
-    for (; rounds % 64 || clock() < end; rounds++) {
+    begin_rounds(&m, argc, argv);
+    for (; is_time_left(); rounds++) {
         make_zmtp_stream(&m, &made, 1 + (size_t)make_random(&m, 12));
         for (uint64_t left = make_random(&m, 6); left > 0; left--)
             damage(&m);

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvatlas._native import Run, append_batch
 from kvatlas.events import Apply, AskReplay, SequenceTracker, Step, StreamPosition, TrackerLimits
 from kvatlas.stream import Spread, StreamCounters, SubscriberConfig, SubscriberCore
-from kvatlas.stream.runs import Run, append_batch
+from support.runs import runs_of
 
 LIMITS = TrackerLimits(max_held_batches=4, max_attempts=2, remembered=8)
 
@@ -136,17 +137,6 @@ def parts_of(arrivals: list[tuple[int, bytes]], cuts: list[int]) -> list[list[tu
         parts.append(arrivals[at : at + length])
         at += length
     return [part for part in parts if part]
-
-
-def runs_of(part: list[tuple[int, bytes]]) -> list[tuple[int, list[bytes]]]:
-    """What follows one another by number, together."""
-    runs: list[tuple[int, list[bytes]]] = []
-    for seq, payload in part:
-        if runs and seq == runs[-1][0] + len(runs[-1][1]):
-            runs[-1][1].append(payload)
-        else:
-            runs.append((seq, [payload]))
-    return runs
 
 
 @given(seqs=st.lists(st.integers(0, 5) | st.integers(2**64 - 3, 2**64 - 1), max_size=30))

@@ -12,6 +12,7 @@ import uvloop
 
 from kvatlas.clock import SystemClock
 from kvatlas.gateway import GatewayConfig, GatewayRequest, GatewayServer, Outcome, Plan, Planner, Target, Timeouts
+from support.scripted import ScriptedEnd
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 _clients: list["Client"] = []
@@ -66,17 +67,8 @@ class Seen:
         return [value for field_name, value in self.fields if field_name == name]
 
 
-class Peer:
+class Peer(ScriptedEnd):
     """The upstream's end of one connection, given to its script."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes) -> None:
-        """Write bytes and wait until they left."""
-        self.writer.write(data)
-        await self.writer.drain()
 
     async def answer(self, body: bytes = ANSWER, extra: bytes = b"") -> None:
         """A 200 with a body."""

@@ -12,14 +12,15 @@ from typing import Self
 import pytest
 import zmq
 
+from kvatlas._native import Run, append_batch
 from kvatlas.stream import subscriber
 from kvatlas.stream.link import LinkEvent, LiveLink
-from kvatlas.stream.runs import Run, append_batch
 from kvatlas.stream.spread import Spread
 from kvatlas.stream.subscriber_config import SubscriberConfig
 from kvatlas.stream.tcp_link import TcpLink, tcp_address
 from kvatlas.stream.zmq_link import ZmqLink
 from support.engines import until
+from support.scripted import ScriptedEnd
 
 LINKS = ("tcp", "zmq")
 
@@ -180,17 +181,8 @@ def open_files() -> int:
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
-class Remote:
+class Remote(ScriptedEnd):
     """The publisher's end of one connection, given to its script."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes) -> None:
-        """Write these bytes, in one piece where they fit into one."""
-        self.writer.write(data)
-        await self.writer.drain()
 
     async def send_pieces(self, data: bytes, size: int) -> None:
         """Write in pieces between which the other side runs."""

@@ -7,6 +7,7 @@ file; the C files do not even know Python.
 from kvatlas._native._pure_column import NativeBatch
 from kvatlas._native._pure_index import IndexCore
 from kvatlas._native.arguments import MAX_TOKEN_ID
+from kvatlas._native.runs import Run, append_batch
 from kvatlas._native.select import Kernels, choose, kernels, load_native
 from kvatlas._native.select_index import load_native_index, new_index_core
 
@@ -15,6 +16,8 @@ __all__ = [
     "IndexCore",
     "Kernels",
     "NativeBatch",
+    "Run",
+    "append_batch",
     "backend_name",
     "chain_fnv1a_cbor",
     "chain_sha256_cbor",

@@ -17,6 +17,7 @@ from kvatlas._native import cbor_heads as cbor
 from kvatlas._native._pure_routers import chain_fnv1a_cbor, chain_xxh3_pairs, chain_xxh64, fnv1a_64, xxh3_blocks
 from kvatlas._native._pure_tokens import little_endian, pack_tokens, words_of
 from kvatlas._native.arguments import MAX_U32, count_blocks, require_extras, require_u64
+from kvatlas._native.runs import Run, append_batch
 
 __all__ = [
     "BACKEND",
@@ -233,7 +234,7 @@ def scan_zmtp(
     pending: int | None,
     most_bytes: int,
     /,
-) -> tuple[list[tuple[int, list[bytes]]], int, list[bytes], int, int, int | None]:
+) -> tuple[list[Run], int, list[bytes], int, int, int | None]:
     """Read batches from the bytes of a ZMTP 3 connection after its handshake.
 
     A message that is a batch has at least two frames: a number of eight bytes and, last, the payload.
@@ -257,9 +258,9 @@ def scan_zmtp(
     """
     if not 0 < count <= len(received):
         raise ValueError("from 1 byte to as many as the buffer has")
-    runs: list[tuple[int, list[bytes]]] = []
+    runs: list[Run] = []
     commands: list[bytes] = []
-    next_seq = bad = at = 0
+    bad = at = 0
     while True:
         wanted, data = _next_frame(received[at:count], most_bytes)
         if data is None:
@@ -274,10 +275,7 @@ def scan_zmtp(
             pending = None
             bad += 1
         else:
-            if next_seq == 0 or pending != next_seq:
-                runs.append((pending, []))
-            runs[-1][1].append(bytes(data))
-            next_seq = (pending + 1) % 2**64
+            append_batch(runs, pending, bytes(data))
             pending = None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from kvatlas._native import _pure
+from kvatlas._native.runs import Run
 from kvatlas.errors import ConfigError
 
 __all__ = ["NAMES", "Kernels", "choose", "load_native"]
@@ -51,7 +52,7 @@ class Kernels(Protocol):
 
     def scan_zmtp(
         self, received: memoryview, count: int, pending: int | None, most_bytes: int, /
-    ) -> tuple[list[tuple[int, list[bytes]]], int, list[bytes], int, int, int | None]: ...
+    ) -> tuple[list[Run], int, list[bytes], int, int, int | None]: ...
     def pack_tokens(self, token_ids: Sequence[int], /) -> memoryview: ...
     def chain_sha256_cbor(
         self, token_ids: Sequence[int], block_size: int, parent: bytes, extras: Sequence[bytes | None] | None = None, /

@@ -1,12 +1,14 @@
 """ZMQ endpoint strings as engines read them: who binds, and where the ports of data-parallel ranks lie."""
 
+from typing import Final
+
 import zmq
 
 from kvatlas.errors import ConfigError
 
-__all__ = ["binds", "offset_endpoint"]
+__all__ = ["LAST_PORT", "bind_or_connect", "binds", "offset_endpoint"]
 
-_LAST_PORT = 65_535
+LAST_PORT: Final = 65_535
 
 
 def binds(endpoint: str) -> bool:
@@ -48,8 +50,8 @@ def bind_or_connect(socket: "zmq.Socket[bytes]", endpoint: str, *, bind: bool) -
     if not bind and endpoint.endswith(":0"):
         raise ConfigError(f"cannot connect to {endpoint!r}: port 0 means 'any free port' and needs bind=True")
     port = endpoint.rpartition(":")[2]
-    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > _LAST_PORT:
-        raise ConfigError(f"{endpoint!r} has no such port: expected tcp://HOST:PORT with a port up to {_LAST_PORT}")
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > LAST_PORT:
+        raise ConfigError(f"{endpoint!r} has no such port: expected tcp://HOST:PORT with a port up to {LAST_PORT}")
     if "::" in endpoint or "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     try:

@@ -7,7 +7,7 @@ engine's queue: a publisher must never wait for us, nor hold for us what we cann
 from collections import deque
 from itertools import accumulate
 
-from kvatlas.stream.runs import Run
+from kvatlas._native import Run
 
 __all__ = ["LiveInbox"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvatlas.stream.runs import Run
+from kvatlas._native import Run
 
 __all__ = ["LinkEvent", "LiveLink"]
 

@@ -42,6 +42,11 @@ class SubscriberConfig(msgspec.Struct, frozen=True):
     max_queue_bytes: int = 128 * 1024 * 1024
 
     @property
+    def patience_s(self) -> float:
+        """How long a peer may show no life."""
+        return 3 * self.heartbeat_s
+
+    @property
     def can_replay(self) -> bool:
         """Whether missed batches can be asked for."""
         return self.replay_endpoint is not None

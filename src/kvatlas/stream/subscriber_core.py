@@ -108,9 +108,8 @@ class SubscriberCore:
         """Live batches numbered without a hole: `take` for each, in one call of a `RunSink` where they can be."""
         at, count = 0, len(payloads)
         while at < count:
-            rest = payloads[at:] if at else payloads
-            if not self.steps and (accepted := self.tracker.accept_run(first_seq + at, rest)):
-                self._deliver_run(rest if accepted == len(rest) else rest[:accepted])
+            if not self.steps and (accepted := self.tracker.accept_run(first_seq + at, payloads[at:])):
+                self._deliver_run(payloads[at : at + accepted])
                 at += accepted
             else:
                 self.take_later(first_seq + at, payloads[at])

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvatlas._native import scan_zmtp
+from kvatlas._native import Run, scan_zmtp
 from kvatlas.errors import StreamPeerError
+from kvatlas.stream.endpoints import LAST_PORT
 from kvatlas.stream.link import LinkEvent
-from kvatlas.stream.runs import Run
 from kvatlas.stream.spread import Spread
 from kvatlas.stream.subscriber_config import SubscriberConfig
 from kvatlas.stream.zmtp import SubscriberHandshake, answer_to, error_in, ping
@@ -26,13 +26,12 @@ __all__ = ["TcpLink", "tcp_address"]
 _ENDPOINT = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:;/\[\]*]+)):([1-9][0-9]{0,4})")
 _SCRATCH_BYTES = 256 * 1024
 _SMALL_FRAME_BYTES = 64 * 1024  # the begun part of a larger one stays where it is and is not copied at each read
-_HEARTBEATS_OF_PATIENCE = 3
 
 
 def tcp_address(endpoint: str) -> tuple[str, int] | None:
     """Host and port of `tcp://HOST:PORT`; None for any other endpoint."""
     match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or int(match[3]) > 65535:
+    if match is None or int(match[3]) > LAST_PORT:
         return None
     return match[1] or match[2], int(match[3])
 
@@ -65,9 +64,8 @@ class TcpLink:
         self._events: list[LinkEvent] = []
         self._begun = bytearray()  # of the frame that is not whole yet; a large one has room behind it
         self._filled = 0  # how much of that has come
-        self._wanted = 0  # how many bytes it takes
+        self._wanted = 0  # how many bytes it takes; 0 before anything of a connection is scanned
         self._pending: int | None = None  # of the message that is not whole yet, as `scan_zmtp` has it
-        self._is_unscanned = False
         self._heard_s = 0.0
         self._beat: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -120,7 +118,7 @@ class TcpLink:
         room = view[len(begun) :]
         received = self._receive_into(live, room)
         self.is_drained = received < len(room)
-        if not received and not self._is_unscanned:
+        if not received and self._wanted:
             return []
         return self._scan(view, len(begun) + received)
 
@@ -150,7 +148,6 @@ class TcpLink:
         return received
 
     def _scan(self, view: memoryview, count: int) -> list[Run]:
-        self._is_unscanned = False
         if not count:
             return []
         most = self._config.max_message_bytes
@@ -253,7 +250,6 @@ class TcpLink:
     def _begin(self, live: socket.socket, rest: bytes) -> None:
         self._socket = live
         self._begun, self._filled, self._wanted, self._pending = bytearray(rest), len(rest), 0, None
-        self._is_unscanned = bool(rest)
         self._heard_s = self._loop.time()
         self._lost.clear()
         if self._is_watched:
@@ -264,7 +260,7 @@ class TcpLink:
     def _on_beat(self) -> None:
         """Ask for a sign of life; end a connection that shows none, unless what came is only not read yet."""
         config = self._config
-        patience_s = _HEARTBEATS_OF_PATIENCE * config.heartbeat_s
+        patience_s = config.patience_s
         if self._loop.time() - self._heard_s > patience_s and not self._has_unread():
             self._lose(f"showed no life for {patience_s:g} s")
             return

@@ -7,10 +7,10 @@ from typing import TypeAlias
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from kvatlas._native import Run, append_batch
 from kvatlas.stream.endpoints import bind_or_connect
 from kvatlas.stream.link import LinkEvent
 from kvatlas.stream.replay_channel import split_frames
-from kvatlas.stream.runs import Run, append_batch
 from kvatlas.stream.spread import Spread, ms_of
 from kvatlas.stream.subscriber_config import SubscriberConfig
 
@@ -60,8 +60,6 @@ class ZmqLink:
         bind_or_connect(live, self._config.endpoint, bind=self._config.bind)
         self._loop.add_reader(self._monitor.fileno(), wake)
         self.watch()
-        if self._begins_connected:
-            wake()
 
     def watch(self) -> None:
         """Tell of data as it comes; what came before no descriptor tells again."""
@@ -130,7 +128,7 @@ def _open_socket(context: Context, config: SubscriberConfig, pauses_ms: tuple[in
         (zmq.RECONNECT_IVL_MAX, pauses_ms[1]),
         (zmq.CONNECT_TIMEOUT, ms_of(config.reconnect_max_s)),
         (zmq.HEARTBEAT_IVL, ms_of(config.heartbeat_s)),
-        (zmq.HEARTBEAT_TIMEOUT, ms_of(3 * config.heartbeat_s)),
+        (zmq.HEARTBEAT_TIMEOUT, ms_of(config.patience_s)),
     ):
         live.setsockopt(option, value)
     live.setsockopt(zmq.SUBSCRIBE, config.topic.encode())

@@ -15,7 +15,7 @@ _MECHANISM = b"NULL"
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + _MECHANISM.ljust(20, b"\0") + bytes(32)
 """What each side says first: ZMTP 3.1, no security, no server."""
 _GREETING_BYTES = len(GREETING)
-_COMMAND, _LONG_COMMAND = 4, 6
+_LONG, _COMMAND = 2, 4
 _MOST_HANDSHAKE_BYTES = 4096  # of commands; a READY with its properties takes tens of bytes
 _PUBLISHERS = (b"PUB", b"XPUB")
 _MOST_CONTEXT_BYTES = 16
@@ -24,10 +24,7 @@ _MOST_WORDS_BYTES = 100
 
 def command(name: bytes, body: bytes = b"") -> bytes:
     """The frame of a command."""
-    body = bytes([len(name)]) + name + body
-    if len(body) < 256:
-        return bytes([_COMMAND, len(body)]) + body
-    return bytes([_LONG_COMMAND]) + struct.pack(">Q", len(body)) + body
+    return _frame(_COMMAND, bytes([len(name)]) + name + body)
 
 
 def ready(socket_type: bytes) -> bytes:
@@ -114,7 +111,7 @@ class SubscriberHandshake:
         flags = received[0] if received else _COMMAND
         if flags < _COMMAND:
             raise StreamPeerError("it sent a message before it was ready")
-        if flags not in (_COMMAND, _LONG_COMMAND):
+        if flags & ~_LONG != _COMMAND:
             raise StreamPeerError(f"its handshake is malformed: a frame with the flags {flags:#x}")
         head = 2 if flags == _COMMAND else 9
         if len(received) < head:
@@ -137,9 +134,13 @@ class SubscriberHandshake:
     def _subscription(self) -> bytes:
         if self._minor:
             return command(b"SUBSCRIBE", self._topic)
-        size = len(self._topic) + 1
-        head = bytes([0, size]) if size < 256 else b"\x02" + struct.pack(">Q", size)
-        return head + b"\x01" + self._topic
+        return _frame(0, b"\x01" + self._topic)
+
+
+def _frame(flags: int, data: bytes) -> bytes:
+    if len(data) < 256:
+        return bytes([flags, len(data)]) + data
+    return bytes([flags | _LONG]) + struct.pack(">Q", len(data)) + data
 
 
 def _split(body: bytes) -> tuple[bytes, bytes]:

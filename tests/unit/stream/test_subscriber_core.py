@@ -6,7 +6,7 @@ import pytest
 
 from kvatlas.events import AskReplay, EventBatch, TrackerLimits, encode_batch
 from kvatlas.stream import Spread, StreamCounters, SubscriberConfig, SubscriberCore
-from kvatlas.stream.runs import Run, append_batch
+from support.runs import runs_of
 
 REPLAY = "tcp://engine:2"
 LIVE = ("status", "live", "caught up with the publisher")
@@ -84,10 +84,7 @@ class Link:
 
     def take_all(self, arrivals: list[tuple[int, bytes]]) -> None:
         """Bring them as the reader does: those that follow one another by number as one run."""
-        runs: list[Run] = []
-        for seq, data in arrivals:
-            append_batch(runs, seq, data)
-        for run in runs:
+        for run in runs_of(arrivals):
             self.core.take_run(*run)
 
     def answer(self, *seqs: int, complete: bool = True) -> "Link":
